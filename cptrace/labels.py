@@ -1,0 +1,103 @@
+"""The NVTX vocabulary that instrumented runs write and the analyzer reads. It imports nothing of ours.
+
+Every range of ours lies in the NVTX domain `cptrace`. Its text is a *label*: a name, then `key=value` fields,
+separated by single spaces:
+
+    step                                       one measured step, payload = step index
+    warmup                                     one unmeasured step, payload = step index
+    forward layer=0                            one pass of one layer, payload = layer
+    backward layer=0
+    attention pass=forward layer=0 hop=2       the launch of one op, payload = hop (0 where there are no hops)
+    send_recv pass=forward layer=0 hop=2 tensor=kv bytes=1048576 peers=1,3
+
+The payload repeats one field as an integer, because Python's `nvtx` can carry a number and no structure, and
+because `nsys stats` shows it. `bytes` counts what this rank sends. The ranges enclose host calls; the device time
+of an op is found through the launch inside its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+DOMAIN: Final = "cptrace"
+
+STEP: Final = "step"
+WARMUP: Final = "warmup"
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+PASSES: Final = (FORWARD, BACKWARD)
+
+ATTENTION: Final = "attention"
+MERGE: Final = "merge"
+COPY: Final = "copy"
+SEND_RECV: Final = "send_recv"
+ALL_GATHER: Final = "all_gather"
+REDUCE_SCATTER: Final = "reduce_scatter"
+ALL_REDUCE: Final = "all_reduce"
+ALL_TO_ALL: Final = "all_to_all"
+BROADCAST: Final = "broadcast"
+
+COMMUNICATION: Final = (SEND_RECV, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, BROADCAST)
+"""Labels that enclose the launch of a communication op; each is also the name of its collective kind."""
+
+SCOPES: Final = (STEP, WARMUP, *PASSES)
+OPS: Final = (ATTENTION, MERGE, COPY, *COMMUNICATION)
+NAMES: Final = (*SCOPES, *OPS)
+
+RUN_METADATA_KEY: Final = "CPTRACE_RUN"
+"""Name of the row in META_DATA_CAPTURE whose value describes the run as JSON (schema `cptrace.run/1`)."""
+
+RUN_METADATA_SCHEMA: Final = "cptrace.run/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One parsed label: its name and its fields as text, in the order written."""
+
+    name: str
+    fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def format_label(name: str, **fields: int | str | tuple[int, ...]) -> str:
+    """Return the text of a label.
+
+    Args:
+        name: One of `NAMES`.
+        **fields: Values without spaces; a tuple of integers is written with commas.
+
+    Raises:
+        ValueError: The name is not in the vocabulary, or a value holds a space.
+
+    Example:
+        >>> format_label("send_recv", layer=0, hop=2, peers=(1, 3))
+        'send_recv layer=0 hop=2 peers=1,3'
+    """
+    if name not in NAMES:
+        raise ValueError(f"label name {name!r} is not in the vocabulary {NAMES}")
+    words = [name]
+    for key, value in fields.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if " " in text or not text:
+            raise ValueError(f"label field {key}={text!r} must be one non-empty word")
+        words.append(f"{key}={text}")
+    return " ".join(words)
+
+
+def parse_label(text: str) -> Label | None:
+    """Return the label that a range's text holds, or None where the text is not one of ours.
+
+    Args:
+        text: Text of an NVTX range in the domain `cptrace`.
+
+    Example:
+        >>> parse_label("attention layer=0 hop=2").fields["hop"]
+        '2'
+    """
+    name, *words = text.split(" ")
+    pairs = [word.partition("=") for word in words]
+    if name not in NAMES or any(not key or not equals for key, equals, _ in pairs):
+        return None
+    return Label(name, MappingProxyType({key: value for key, _, value in pairs}))
