@@ -1,0 +1,230 @@
+"""Decides what each op is for: communication, compute, copy or other; and which collective.
+
+One ordered table of rules, applied once per distinct name: the first rule that matches decides. A kernel that no rule
+knows counts as compute, because most custom kernels are, and is marked `is_unclassified`, so that the report can say
+how much of its figures rests on that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from cptrace import labels, schema
+from cptrace.launches import Launches, find_launches, innermost_ranges
+from cptrace.trace import Trace
+
+COMM: Final = "comm"
+COMPUTE: Final = "compute"
+COPY: Final = "copy"
+OTHER: Final = "other"
+ROLES: Final = (COMM, COMPUTE, COPY, OTHER)
+
+OTHER_COLLECTIVE: Final = "other"
+COLLECTIVES: Final = (*labels.COMMUNICATION, OTHER_COLLECTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of the table: kernels whose function matches the pattern have the role.
+
+    Attributes:
+        name: Stable name, shown in reports.
+        role: One of `ROLES`.
+        pattern: Searched in the function's qualified name, without return type, template and call arguments.
+    """
+
+    name: str
+    role: str
+    pattern: re.Pattern[str]
+
+
+def _rule(name: str, role: str, pattern: str) -> Rule:
+    return Rule(name, role, re.compile(pattern))
+
+
+KERNEL_RULES: Final[tuple[Rule, ...]] = (
+    # ncclKernel_*, ncclDevKernel_*, ncclSymDevKernel_*, ncclSymkDevKernel_*, and ncclAllReduceRingLLKernel_* before 2.8;
+    # RCCL keeps NCCL's names.
+    _rule("nccl", COMM, r"^nccl\w*Kernel"),
+    _rule("rccl", COMM, r"^(rccl|msccl)"),
+    _rule("nvshmem", COMM, r"(^|::)nvshmem"),
+    _rule("deep-ep", COMM, r"^(deep_ep|dpsk::ep)::"),
+    _rule("userbuffers", COMM, r"userbuffers"),
+    _rule("symmetric-memory", COMM, r"multimem|symm_mem|symmetric_memory|(one|two)_shot_all_?reduce"),
+    _rule("custom-all-reduce", COMM, r"cross_device_reduce"),
+    _rule("emulated-comm", COMM, r"^cptrace_cpu::gloo_"),
+    _rule("emulated-compute", COMPUTE, r"^cptrace_cpu::"),
+    # Names of fused kernels list the graph nodes they came from, collectives among them: they do not communicate.
+    _rule("inductor", COMPUTE, r"^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
+    _rule("named-collective", COMM, r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv"),
+    _rule("attention", COMPUTE, r"(?i)flash|fmha|sdpa|attention|attn"),
+    _rule("gemm", COMPUTE, r"(?i)gemm|nvjet|cutlass|cublas|xmma|wgmma|splitK|^Cijk_|gemv|(^|_)s\d+(16|88)[a-z]+"),
+    _rule("pytorch", COMPUTE, r"^(at|c10|torch|caffe2)::|^(vectorized|unrolled|elementwise)_|elementwise_kernel"),
+    _rule("cudnn", COMPUTE, r"(?i)cudnn|winograd|convolve|(^|_)conv\d?d?_|wgrad|dgrad|nhwc|nchw"),
+    _rule(
+        "library",
+        COMPUTE,
+        r"^(cub|thrust|cask|ck|transformer_engine|nvte|apex|vllm|fused|magma|cufft|rocblas|hipblas|deep_gemm|liger)",
+    ),
+    _rule("triton", COMPUTE, r"^triton_|^_\w+_kernel$"),
+    _rule(
+        "common-name",
+        COMPUTE,
+        r"(?i)softmax|layer_?norm|rms_?norm|rotary|rope|swiglu|gelu|silu|embedding|cross_?entropy|multi_tensor_apply"
+        r"|adam|dropout|reduce_kernel|transpose|CatArray|index(Select|_select|_put)|scatter|gather|topk|memset|fill",
+    ),
+)
+
+PEER_COPY: Final = "peer-copy"
+NCCL_COPY: Final = "copy-engine-collective"
+PLAIN_COPY: Final = "copy"
+FALLBACK: Final = "fallback"
+GRAPH: Final = "whole-graph"
+_EXTRA_RULES: Final = ((PEER_COPY, COMM), (NCCL_COPY, COMM), (PLAIN_COPY, COPY), (FALLBACK, COMPUTE), (GRAPH, OTHER))
+RULE_NAMES: Final = (*(rule.name for rule in KERNEL_RULES), *(name for name, _ in _EXTRA_RULES))
+_RULE_ROLES: Final = (*(rule.role for rule in KERNEL_RULES), *(role for _, role in _EXTRA_RULES))
+
+_COLLECTIVE_PATTERNS: Final = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        (labels.ALL_TO_ALL, r"all_?to_?all|a2a"),
+        (labels.REDUCE_SCATTER, r"reduce_?scatter"),
+        (labels.ALL_GATHER, r"all_?gather"),
+        (labels.ALL_REDUCE, r"all_?reduce|cross_device_reduce"),
+        (labels.BROADCAST, r"broadcast"),
+        (labels.SEND_RECV, r"send_?recv|p2p|push_?recv|pull_?send|isend|irecv"),
+    )
+)
+_NCCL_API: Final = re.compile(r"nccl[A-Z]\w*")
+
+
+def classify(trace: Trace) -> Trace:
+    """Return the trace with the columns of `schema.ROLES` added to its ops.
+
+    Args:
+        trace: Trace as a source read it.
+    """
+    ops = trace.ops
+    rule = _rules_by_name(ops)
+    launches = find_launches(ops, trace.api_calls) if not trace.ranges.empty else None
+    if launches is not None:
+        _mark_copy_engine_collectives(trace, launches, rule)
+    role = np.array([ROLES.index(r) for r in _RULE_ROLES], np.int8)[rule]
+    collective = _collectives(trace, launches, role == ROLES.index(COMM))
+    added = {
+        "role": pd.Categorical.from_codes(role, categories=pd.Index(ROLES, dtype=str)),
+        "collective": pd.Categorical.from_codes(collective, categories=pd.Index(COLLECTIVES, dtype=str)),
+        "rule": pd.Categorical.from_codes(rule, categories=pd.Index(RULE_NAMES, dtype=str)),
+        "is_unclassified": np.isin(rule, [RULE_NAMES.index(FALLBACK), RULE_NAMES.index(GRAPH)]),
+    }
+    classified = ops.assign(**added)
+    schema.check_frame(schema.OPS, classified, schema.ROLES.columns)
+    return dataclasses.replace(trace, ops=classified)
+
+
+def function_name(demangled: str) -> str:
+    """Return the qualified name of a kernel's function, without return type, template and call arguments.
+
+    Args:
+        demangled: Demangled kernel name.
+
+    Example:
+        >>> function_name("void flash::flash_fwd_kernel<Traits<(int)128>, (bool)0>(flash::Flash_fwd_params)")
+        'flash::flash_fwd_kernel'
+    """
+    text = demangled.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ")
+    kept, depth = [], 0
+    for part in re.split(r"([<>(])", text):
+        if part == "(" and depth == 0:
+            break
+        depth += (part == "<") - (part == ">" and depth > 0)
+        if depth == 0 and part != ">":
+            kept.append(part)
+    return re.sub(r"::(?=::)", "", "".join(kept)).strip() or demangled
+
+
+def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
+    """Return the index of the rule for each op, by its kind and name alone."""
+    names = ops["name"].cat
+    of_name = np.array([_rule_of_kernel(name) for name in names.categories], np.int8)
+    rule = of_name[names.codes.to_numpy()] if len(of_name) else np.zeros(len(ops), np.int8)
+    kinds = ops["kind"].cat
+    for kind, name in (("memcpy", PLAIN_COPY), ("memset", PLAIN_COPY), ("graph", GRAPH)):
+        if kind in kinds.categories:
+            rule[kinds.codes.to_numpy() == kinds.categories.get_loc(kind)] = RULE_NAMES.index(name)
+    rule[ops["is_peer_copy"].to_numpy()] = RULE_NAMES.index(PEER_COPY)
+    return rule
+
+
+def _rule_of_kernel(name: str) -> int:
+    function = function_name(name)
+    return next(
+        (index for index, rule in enumerate(KERNEL_RULES) if rule.pattern.search(function)), RULE_NAMES.index(FALLBACK)
+    )
+
+
+def _mark_copy_engine_collectives(trace: Trace, launches: Launches, rule: npt.NDArray[np.int8]) -> None:
+    """Mark copies that NCCL itself launched: since 2.28 a collective may consist of copies alone, without a kernel."""
+    copies = np.flatnonzero((rule == RULE_NAMES.index(PLAIN_COPY)) & launches.is_known)
+    names = trace.ranges["name"].cat
+    is_nccl = _matching_categories(names.categories, _NCCL_API)[names.codes.to_numpy()]
+    ranges = _closed(trace.ranges[is_nccl])
+    if len(copies) and len(ranges):
+        calls = launches.call[copies]
+        thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
+        rule[copies[innermost_ranges(ranges, thread, instant)[1]]] = RULE_NAMES.index(NCCL_COPY)
+
+
+def _collectives(trace: Trace, launches: Launches | None, is_comm: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+    """Return the code of the collective kind of each op, -1 for ops that do not communicate."""
+    names = trace.ops["name"].cat
+    of_name = np.array([_collective_in(name) for name in names.categories], np.int8)
+    collective = np.full(len(is_comm), -1, np.int8)
+    collective[is_comm] = of_name[names.codes.to_numpy()[is_comm]]
+    if launches is None:
+        return collective
+    # Send/receive kernels carry rings and all-to-alls alike; the range that they were launched in tells which.
+    unsure = (COLLECTIVES.index(labels.SEND_RECV), COLLECTIVES.index(OTHER_COLLECTIVE))
+    ops = np.flatnonzero(is_comm & np.isin(collective, unsure) & launches.is_known)
+    in_range = _collectives_of_ranges(trace, launches.call[ops])
+    collective[ops] = np.where(in_range >= 0, in_range, collective[ops])
+    return collective
+
+
+def _collectives_of_ranges(trace: Trace, calls: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    """Return the collective that the innermost telling range around each call names, -1 where none does."""
+    names = trace.ranges["name"].cat
+    of_name = np.array([_collective_in(name, sure=True) for name in names.categories] + [-1], np.int8)
+    of_range = of_name[names.codes.to_numpy()]
+    ranges = _closed(trace.ranges[of_range >= 0])
+    if not len(calls) or not len(ranges):
+        return np.full(len(calls), -1, np.int8)
+    thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
+    found, is_found = innermost_ranges(ranges, thread, instant)
+    return np.where(is_found, of_range[of_range >= 0][found], -1).astype(np.int8)
+
+
+def _collective_in(name: str, *, sure: bool = False) -> int:
+    """Return the code of the collective that a name tells; where it tells none, `other`, or -1 if we must be sure."""
+    text = name if sure else function_name(name)
+    for kind, pattern in _COLLECTIVE_PATTERNS:
+        if pattern.search(text):
+            return COLLECTIVES.index(kind)
+    return -1 if sure else COLLECTIVES.index(OTHER_COLLECTIVE)
+
+
+def _matching_categories(categories: pd.Index, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Return which categories match wholly; one more element, False, stands for missing values (code -1)."""
+    return np.array([pattern.fullmatch(text) is not None for text in categories] + [False], bool)
+
+
+def _closed(ranges: pd.DataFrame) -> pd.DataFrame:
+    """Return the ranges that have an end."""
+    return ranges[~ranges["end_ns"].isna()]

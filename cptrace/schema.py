@@ -1,0 +1,261 @@
+"""Columns of every Trace table: type, unit, whether a value may be missing, and meaning.
+
+Identity, in one place. *process* is the exporter's global process id (unique within a file, unlike the operating
+system's pid). A *queue* of device work is (process, context, stream): stream ids repeat across processes. A *launch*
+is joined to its device work on (process, correlation_id): correlation ids repeat across processes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace.errors import TraceError
+
+INT64: Final = "int64"
+INT32: Final = "int32"
+NULLABLE_INT64: Final = "Int64"
+CATEGORY: Final = "category"
+BOOL: Final = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a Trace table."""
+
+    name: str
+    dtype: str
+    meaning: str
+    unit: str = ""
+    is_nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One Trace table: its columns, and the order that makes equal input give equal bytes."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    order: tuple[str, ...]
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+
+_PROCESS: Final = Column("process", INT64, "global process id of the exporter")
+_CONTEXT: Final = Column("context", INT32, "CUDA context id, unique within its process")
+_CORRELATION: Final = Column(
+    "correlation_id", NULLABLE_INT64, "joins a host call to what it caused, per process", is_nullable=True
+)
+_HOST_TIMES: Final = (
+    Column("start_ns", INT64, "start of the host call", "ns"),
+    Column("end_ns", INT64, "end of the host call", "ns"),
+)
+_THREAD: Final = Column("thread", INT64, "global thread id of the calling host thread")
+
+OPS: Final = Table(
+    "ops",
+    "device work: one row per kernel, copy, memset or whole-graph launch",
+    (
+        Column("start_ns", INT64, "start on the device", "ns"),
+        Column("end_ns", INT64, "end on the device, never before the start", "ns"),
+        Column("rank", INT32, "rank that the (process, device) pair is"),
+        _PROCESS,
+        Column("device", INT32, "device ordinal"),
+        _CONTEXT,
+        Column("stream", INT32, "stream id, unique within its process and context"),
+        _CORRELATION,
+        Column("kind", CATEGORY, "kernel, memcpy, memset or graph"),
+        Column("name", CATEGORY, "demangled kernel name; for copies the direction, for graphs `CUDA graph launch`"),
+        Column("bytes", NULLABLE_INT64, "bytes copied or set", "bytes", is_nullable=True),
+        Column("is_peer_copy", BOOL, "a copy whose two ends are different devices"),
+    ),
+    ("start_ns", "end_ns", "rank", "context", "stream", "kind", "name", "correlation_id"),
+)
+
+ROLES: Final = Table(
+    "roles",
+    "what the classifier adds to ops",
+    (
+        Column("role", CATEGORY, "comm, compute, copy or other"),
+        Column("collective", CATEGORY, "kind of collective, for comm only", is_nullable=True),
+        Column("rule", CATEGORY, "name of the rule that decided the role"),
+        Column("is_unclassified", BOOL, "only a fallback rule applied"),
+    ),
+    (),
+)
+
+API_CALLS: Final = Table(
+    "api_calls",
+    "CUDA runtime and driver calls on the host",
+    (
+        *_HOST_TIMES,
+        _PROCESS,
+        _THREAD,
+        _CORRELATION,
+        Column("name", CATEGORY, "function name with its version suffix", is_nullable=True),
+    ),
+    ("start_ns", "end_ns", "process", "thread", "correlation_id", "name"),
+)
+
+SYNCS: Final = Table(
+    "syncs",
+    "synchronisation calls; the times are the host call's, never a wait on the device",
+    (
+        *_HOST_TIMES,
+        _PROCESS,
+        _CONTEXT,
+        Column("kind", CATEGORY, "context (or device), stream, event (or its query) or stream_wait"),
+        Column("stream", NULLABLE_INT64, "stream that is waited for, or that waits", is_nullable=True),
+        Column("event_id", NULLABLE_INT64, "event waited for; ids are reused", is_nullable=True),
+        Column("event_sync_id", NULLABLE_INT64, "names one record of an event, from 2025.1", is_nullable=True),
+        _CORRELATION,
+    ),
+    ("start_ns", "end_ns", "process", "context", "kind", "stream", "event_id", "correlation_id"),
+)
+
+EVENT_RECORDS: Final = Table(
+    "event_records",
+    "cudaEventRecord: the record side of events; its time is that of the API call with the same correlation id",
+    (
+        _PROCESS,
+        _CONTEXT,
+        Column("stream", INT32, "stream that the event was recorded in"),
+        Column("event_id", INT64, "event; ids are reused"),
+        Column("event_sync_id", NULLABLE_INT64, "names this one record, from 2025.1", is_nullable=True),
+        _CORRELATION,
+    ),
+    ("process", "correlation_id", "context", "stream", "event_id"),
+)
+
+RANGES: Final = Table(
+    "ranges",
+    "NVTX ranges and marks on the host",
+    (
+        Column("start_ns", INT64, "start on the host", "ns"),
+        Column("end_ns", NULLABLE_INT64, "end on the host; missing for marks and unclosed ranges", "ns", is_nullable=True),
+        _PROCESS,
+        _THREAD,
+        Column("kind", CATEGORY, "push_pop (nested per thread), start_end or mark"),
+        Column("domain", CATEGORY, "NVTX domain; missing for the default domain and for unnamed ones", is_nullable=True),
+        Column("name", CATEGORY, "text of the range", is_nullable=True),
+        Column("payload", NULLABLE_INT64, "integer payload", is_nullable=True),
+    ),
+    ("start_ns", "end_ns", "process", "thread", "kind", "domain", "name"),
+)
+
+RANKS: Final = Table(
+    "ranks",
+    "one row per (process, device) pair that did device work",
+    (
+        Column("rank", INT32, "rank as recorded with the run, else by order of (device, process)"),
+        _PROCESS,
+        Column("pid", INT64, "process id of the operating system"),
+        Column("device", INT32, "device ordinal"),
+        Column("device_name", CATEGORY, "device name", is_nullable=True),
+        Column("is_recorded", BOOL, "the rank was recorded with the run, not counted by us"),
+    ),
+    ("rank",),
+)
+
+TABLES: Final = (OPS, API_CALLS, SYNCS, EVENT_RECORDS, RANGES, RANKS)
+
+
+def make_frame(table: Table, columns: dict[str, object]) -> pd.DataFrame:
+    """Return a frame of a table's columns in its order of rows, from arrays of one length.
+
+    Args:
+        table: Table that the frame shall be.
+        columns: One array per column of the table, of that column's dtype.
+
+    Raises:
+        TraceError: A column lacks, is not known or has another type.
+    """
+    frame = pd.DataFrame({name: columns[name] for name in table.column_names}, copy=False)
+    check_frame(table, frame)
+    return sort_rows(frame, table.order)
+
+
+def empty_frame(table: Table) -> pd.DataFrame:
+    """Return a frame of a table's columns without rows.
+
+    Args:
+        table: Table that the frame shall be.
+    """
+    return pd.DataFrame({column.name: pd.Series([], dtype=_empty_dtype(column)) for column in table.columns})
+
+
+def check_frame(table: Table, frame: pd.DataFrame, extra: Iterable[Column] = ()) -> None:
+    """Check that a frame has a table's columns and types.
+
+    Args:
+        table: Table that the frame shall be.
+        frame: Frame to check.
+        extra: Columns that another table adds.
+
+    Raises:
+        TraceError: A column lacks or has another type.
+    """
+    for column in (*table.columns, *extra):
+        if column.name not in frame.columns:
+            raise TraceError(f"table {table.name} lacks its column {column.name!r}; it has {list(frame.columns)}")
+        found = str(frame[column.name].dtype)
+        if found != column.dtype:
+            raise TraceError(f"column {table.name}.{column.name} must be {column.dtype}, found {found}")
+
+
+def sort_rows(frame: pd.DataFrame, order: tuple[str, ...]) -> pd.DataFrame:
+    """Return the rows in the total order of the keys, so that shuffled input gives the same frame.
+
+    Sorting by all keys costs several times a sort by the first one, and ties in it are rare: they alone get the rest.
+
+    Args:
+        frame: Rows in any order.
+        order: Columns to order by, the first one an integer without missing values.
+    """
+    if not order or len(frame) < 2:
+        return frame
+    first = frame[order[0]].to_numpy()
+    if np.any(first[1:] < first[:-1]):
+        positions = np.argsort(first, kind="stable")
+        first = first[positions]
+    else:
+        positions = np.arange(len(first))
+    is_tie = np.zeros(len(first), bool)
+    is_tie[1:] = first[1:] == first[:-1]
+    is_tie[:-1] |= is_tie[1:]
+    if is_tie.any():
+        ties = positions[is_tie]
+        positions[is_tie] = ties[_lexical_order(frame.iloc[ties], order)]
+    if np.array_equal(positions, np.arange(len(positions))):
+        return frame
+    return frame.take(positions).reset_index(drop=True)
+
+
+def _lexical_order(frame: pd.DataFrame, order: tuple[str, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the positions that sort the rows by all keys."""
+    keys = [_sort_key(frame[name]) for name in reversed(order)]
+    return np.lexsort(keys).astype(np.int64)
+
+
+def _sort_key(column: pd.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return integers that sort as the values do; missing values come first."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        # Codes follow the order in which the file names things; only ranks of the texts are the same for all files.
+        by_text = np.argsort(np.argsort(column.cat.categories.to_numpy().astype(str), kind="stable"), kind="stable")
+        codes = column.cat.codes.to_numpy()
+        return np.where(codes < 0, -1, by_text[codes] if len(by_text) else -1).astype(np.int64)
+    if str(column.dtype) == NULLABLE_INT64:
+        return column.to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).min)
+    return column.to_numpy().astype(np.int64)
+
+
+def _empty_dtype(column: Column) -> object:
+    return pd.CategoricalDtype(pd.Index([], dtype=str)) if column.dtype == CATEGORY else column.dtype

@@ -1,0 +1,60 @@
+"""Source `nsys_rep`: reports of Nsight Systems before export, read through the `nsys export` of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from cptrace.errors import SourceError
+from cptrace.sources import nsys_sqlite
+from cptrace.sources.base import ReadOptions, Source
+from cptrace.trace import Trace
+
+NAME: Final = "nsys_rep"
+SUFFIXES: Final = (".nsys-rep", ".qdrep")
+
+
+def read(path: Path, options: ReadOptions) -> Trace:
+    """Return the trace of a report, exported to a temporary folder that is removed afterwards.
+
+    Args:
+        path: Path of the report.
+        options: How to read the export.
+
+    Raises:
+        SourceError: Nsight Systems is not installed, or cannot export the report.
+        TraceError: Its content contradicts itself.
+    """
+    command = shutil.which("nsys")
+    by_hand = f"nsys export --type sqlite --output {shlex.quote(path.stem + '.sqlite')} {shlex.quote(str(path))}"
+    if command is None:
+        raise SourceError(
+            f"{path}: reading a report needs Nsight Systems, and nsys is not on PATH; export it where it is, with:"
+            f" {by_hand}"
+        )
+    with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
+        export = Path(folder, "export.sqlite")
+        _export(command, path, export, by_hand)
+        trace = nsys_sqlite.read(export, options)
+    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, path=str(path), format=NAME))
+
+
+def _export(command: str, path: Path, export: Path, by_hand: str) -> None:
+    arguments = [command, "export", "--type", "sqlite", "--output", str(export), str(path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0 or not export.is_file():
+        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = said[-1] if said else f"exit code {done.returncode}"
+        raise SourceError(f"{path}: nsys could not export it ({reason}); try by hand: {by_hand}")
+
+
+def _recognises(path: Path, _first_bytes: bytes) -> bool:
+    return path.suffix in SUFFIXES
+
+
+SOURCE: Final = Source(NAME, "Nsight Systems report (needs nsys on PATH)", SUFFIXES, _recognises, read)

@@ -1,0 +1,86 @@
+"""The only place where nanoseconds and bytes become what people read, and where what people type becomes them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+from cptrace.errors import UsageError
+
+NS_PER_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]*)\s*")
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def format_ns(duration_ns: float | None) -> str:
+    """Return a duration with about four digits in the unit that fits, or `-` where it is missing.
+
+    Args:
+        duration_ns: Duration in nanoseconds.
+    """
+    if duration_ns is None:
+        return "-"
+    magnitude = abs(duration_ns)
+    unit = next((u for u in ("s", "ms", "us") if magnitude >= NS_PER_UNIT[u]), "ns")
+    value = duration_ns / NS_PER_UNIT[unit]
+    digits = 0 if unit == "ns" else max(0, 3 - len(str(int(abs(value)))))
+    return f"{value:,.{digits}f} {unit}"
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Return a size in binary units with about four digits, or `-` where it is missing.
+
+    Args:
+        size_bytes: Size in bytes.
+    """
+    if size_bytes is None:
+        return "-"
+    value, unit = float(size_bytes), _BYTE_UNITS[0]
+    for unit in _BYTE_UNITS:
+        if abs(value) < 1024 or unit == _BYTE_UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_bytes_per_s(rate_bytes_per_s: float | None) -> str:
+    """Return a bandwidth in decimal gigabytes or megabytes per second, or `-` where it is missing.
+
+    Args:
+        rate_bytes_per_s: Bandwidth in bytes per second.
+    """
+    if rate_bytes_per_s is None:
+        return "-"
+    if rate_bytes_per_s >= 1e9:
+        return f"{rate_bytes_per_s / 1e9:.1f} GB/s"
+    return f"{rate_bytes_per_s / 1e6:.1f} MB/s"
+
+
+def format_fraction(fraction: float | None) -> str:
+    """Return a fraction of 0..1 as percent, or `n/a` where it does not apply.
+
+    Args:
+        fraction: Fraction between 0 and 1.
+    """
+    return "n/a" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def parse_ns(text: str) -> int:
+    """Return the nanoseconds that a time with a unit means.
+
+    Args:
+        text: A non-negative decimal number followed by ns, us, ms or s, such as `1.5ms`.
+
+    Raises:
+        UsageError: There is no unit, the unit is unknown, or the value is not a whole number of nanoseconds.
+    """
+    match = _QUANTITY.fullmatch(text)
+    unit = match[2].replace("µ", "u") if match else ""
+    if match is None or unit not in NS_PER_UNIT:
+        raise UsageError(f"cannot read {text!r} as a time; write a number with a unit: {', '.join(NS_PER_UNIT)} (such as 1.5ms)")
+    nanoseconds = Decimal(match[1]) * NS_PER_UNIT[unit]
+    if nanoseconds != nanoseconds.to_integral_value():
+        raise UsageError(f"{text!r} is not a whole number of nanoseconds; give at most nanosecond precision")
+    return int(nanoseconds)
