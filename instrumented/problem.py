@@ -1,0 +1,140 @@
+"""What is computed: the sizes of one run's attention, and its inputs.
+
+Shapes: B batch, S sequence, L local sequence, H query heads, G key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from cptrace.capture.run_spec import RunSpec
+from instrumented.layout import Layout
+from instrumented.runtime.api import Device
+from instrumented.softmax import accumulator_dtype
+
+BATCH: Final = 1  # fixed: the question is how one long sequence is split
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The sizes of the attention of one rank.
+
+    Attributes:
+        cp_size: Ranks.
+        seq_len: Tokens of the whole sequence.
+        local_len: Tokens of one rank.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Elements per head.
+        data_type: Type of q, k, v and out.
+        is_causal: Whether a token sees only itself and earlier tokens.
+        softmax_scale: Factor of the scores.
+    """
+
+    cp_size: int
+    seq_len: int
+    local_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    data_type: torch.dtype
+    is_causal: bool
+    softmax_scale: float
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Problem:
+        """Return the problem that a run's options describe."""
+        return cls(
+            cp_size=spec.cp_size,
+            seq_len=spec.seq_len,
+            local_len=spec.local_len,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            data_type=DTYPES[spec.dtype],
+            is_causal=spec.causal,
+            softmax_scale=spec.head_dim**-0.5,
+        )
+
+    @property
+    def sum_type(self) -> torch.dtype:
+        """Type of accumulators."""
+        return accumulator_dtype(self.data_type)
+
+    @property
+    def q_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a rank's q, out and their gradients, BLHD."""
+        return BATCH, self.local_len, self.heads, self.head_dim
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a rank's k, v and their gradients, BLGD."""
+        return BATCH, self.local_len, self.kv_heads, self.head_dim
+
+    @property
+    def lse_shape(self) -> tuple[int, int, int]:
+        """Shape of a rank's lse, BHL."""
+        return BATCH, self.heads, self.local_len
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One layer's whole or local q, k, v and the gradient of its output."""
+
+    q_BSHD: Tensor
+    k_BSGD: Tensor
+    v_BSGD: Tensor
+    dout_BSHD: Tensor
+
+    def shard(self, layout: Layout, rank: int) -> Inputs:
+        """Return a rank's part."""
+        tensors = (self.q_BSHD, self.k_BSGD, self.v_BSGD, self.dout_BSHD)
+        return Inputs(*(layout.shard(tensor, rank) for tensor in tensors))
+
+
+def make_inputs(problem: Problem, seed: int, layer: int) -> Inputs:
+    """Return a layer's whole inputs, the same on every rank: standard normal, drawn in fp64."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
+    q_shape = (BATCH, problem.seq_len, problem.heads, problem.head_dim)
+    kv_shape = (BATCH, problem.seq_len, problem.kv_heads, problem.head_dim)
+    shapes = (q_shape, kv_shape, kv_shape, q_shape)
+    tensors = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return Inputs(*(tensor.to(problem.data_type) for tensor in tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """One layer's tensors on one rank: inputs, and what a step writes."""
+
+    q_BLHD: Tensor
+    k_BLGD: Tensor
+    v_BLGD: Tensor
+    dout_BLHD: Tensor
+    out_BLHD: Tensor
+    lse_BHL: Tensor
+    dq_BLHD: Tensor
+    dk_BLGD: Tensor
+    dv_BLGD: Tensor
+
+    @classmethod
+    def allocate(cls, device: Device, problem: Problem, inputs: Inputs) -> LayerState:
+        """Return a layer on `device` with a rank's inputs copied in."""
+        q_like, kv_like = problem.q_shape, problem.kv_shape
+        placed = [device.empty(shape, problem.data_type) for shape in (q_like, kv_like, kv_like, q_like)]
+        sources = (inputs.q_BSHD, inputs.k_BSGD, inputs.v_BSGD, inputs.dout_BSHD)
+        for target, source in zip(placed, sources, strict=True):
+            target.copy_(source)
+        out_BLHD = device.empty(q_like, problem.data_type)
+        lse_BHL = device.empty(problem.lse_shape, problem.sum_type)
+        gradients = [device.empty(shape, problem.data_type) for shape in (q_like, kv_like, kv_like)]
+        return cls(*placed, out_BLHD, lse_BHL, *gradients)

@@ -1,0 +1,147 @@
+"""Runs one spec on all ranks and writes its report: `python -m instrumented.run --spec SPEC.json --output PATH`.
+
+What happened is written as one JSON object to `--outcome`, or to standard output: `status` is "ok" or the name of
+the error, `message` its line. Progress goes to standard error, one line each, with `--progress`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from cptrace.capture.nsys_sqlite_writer import write_report
+from cptrace.capture.run_spec import RunSpec
+from cptrace.errors import CptraceError, UsageError
+from cptrace.labels import RUN_METADATA_SCHEMA
+from cptrace.schemes import find_scheme
+from instrumented.checks import running_max_json
+from instrumented.processes import die_with_parent, run_ranks
+from instrumented.rank import RankResult, run_rank
+
+DEVICE_KIND: Final = "cpu-emulated"
+TRANSPORT: Final = "gloo-loopback"
+
+
+def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run all ranks, write the report and return the run's metadata.
+
+    Args:
+        spec: What to run.
+        output: Where the report goes.
+        on_progress: Called with a line about what happens now.
+
+    Raises:
+        CptraceError: The run could not start or finish, or the report could not be written.
+    """
+    spec.validate()
+    session_start_ns = 0 if spec.clock == "virtual" else time.time_ns()
+    with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
+        results = run_ranks(spec.cp_size, partial(run_rank, spec, Path(folder)), on_progress)
+    metadata = describe(spec, results)
+    write_report(output, [result.record for result in results], metadata, session_start_ns=session_start_ns)
+    return metadata
+
+
+def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
+    """Return the run's metadata, schema `cptrace.run/1`."""
+    options = asdict(spec)
+    for name in ("check", "forward_only"):
+        del options[name]
+    parity = [row.to_json() for result in results for row in result.parity]
+    return {
+        "schema": RUN_METADATA_SCHEMA,
+        "impl": "reference",
+        "device_kind": DEVICE_KIND,
+        "transport": TRANSPORT,
+        "layout": find_scheme(spec.scheme).layout,
+        "torch_version": torch.__version__,
+        "passes": list(spec.passes),
+        "padded_tokens": 0,
+        **options,
+        "ranks": [_describe_rank(result) for result in results],
+        "checks": {
+            "parity": parity if spec.check else None,
+            "running_max": running_max_json([result.monitor for result in results]),
+        },
+    }
+
+
+def _describe_rank(result: RankResult) -> dict[str, int]:
+    record = result.record
+    return {
+        "rank": record.rank,
+        "pid": record.pid,
+        "device": record.device,
+        "allocated_bytes": result.allocated_bytes,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line and return the exit code."""
+    options = _parse(arguments)
+    signal.signal(signal.SIGTERM, _exit_on_signal)  # so that cleaning up happens on the way out
+    if options.parent_pid is not None:
+        die_with_parent(signal.SIGTERM, options.parent_pid)
+    try:
+        spec = RunSpec.from_json(_read(options.spec))
+        metadata = run(spec, options.output, _report_progress if options.progress else _ignore)
+    except CptraceError as error:
+        _write_outcome(options.outcome, {"status": type(error).__name__, "message": str(error)})
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    _write_outcome(options.outcome, {"status": "ok", "report": str(options.output), "run": metadata})
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m instrumented.run", description="Run one spec on all ranks.")
+    parser.add_argument("--spec", type=Path, required=True, help="JSON of the run's options")
+    parser.add_argument("--output", type=Path, required=True, help="where the report goes")
+    parser.add_argument("--outcome", type=Path, help="where to say what happened (default: standard output)")
+    parser.add_argument("--progress", action="store_true", help="say on standard error what happens")
+    parser.add_argument("--parent-pid", type=int, help="end when this parent ends")
+    return parser.parse_args(arguments)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read the run's options: {error}") from error
+
+
+def _write_outcome(path: Path | None, outcome: dict[str, Any]) -> None:
+    text = json.dumps(outcome, allow_nan=False) + "\n"
+    if path is None:
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
+def _report_progress(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _ignore(text: str) -> None:  # noqa: ARG001
+    return
+
+
+def _exit_on_signal(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
+    raise SystemExit(128 + signal_number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

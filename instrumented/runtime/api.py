@@ -1,0 +1,116 @@
+"""What a scheme may ask of a device: streams, events, launches and communicators, as on CUDA.
+
+Every call returns at once except `synchronize`. Work on one stream runs in launch order; work on two streams is
+ordered only by events. A function launched on a stream writes into tensors that exist already and returns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an op takes, for clocks that model time: floating-point operations and bytes of memory traffic."""
+
+    flops: int = 0
+    memory_bytes: int = 0
+
+
+class Message(NamedTuple):
+    """A tensor and the rank that it goes to or comes from."""
+
+    tensor: Tensor
+    peer: int
+
+
+class Stream(Protocol):
+    """A queue of device work that runs in order."""
+
+    @property
+    def stream_id(self) -> int:
+        """The number that identifies the stream in a trace."""
+
+
+class Event(Protocol):
+    """A point in a stream that other streams and the host can wait for; it may be recorded again."""
+
+    @property
+    def event_id(self) -> int:
+        """The number that identifies the event in a trace; records of one event share it."""
+
+
+class Communicator(Protocol):
+    """Its transfers run one after another in launch order, whatever streams they are on.
+
+    Every rank must launch the transfers of one communicator in the same order.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the communicator is for."""
+
+
+class Range(Protocol):
+    """A labelled piece of host time; entering and leaving it records an NVTX range."""
+
+    def __enter__(self) -> object:
+        """Open the range."""
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the range."""
+
+
+class Device(Protocol):
+    """One rank's device."""
+
+    rank: int
+    size: int
+
+    def empty(self, shape: Sequence[int], data_type: dtype) -> Tensor:
+        """Return an uninitialised tensor on this device."""
+
+    def stream(self) -> Stream:
+        """Return a new stream; the first one is the device's default stream."""
+
+    def event(self) -> Event:
+        """Return a new event that was never recorded."""
+
+    def communicator(self, name: str) -> Communicator:
+        """Return a new communicator of all ranks; every rank must create them in the same order."""
+
+    def launch(
+        self, stream: Stream, name: str, function: Callable[..., None], *arguments: object, cost: Cost
+    ) -> None:
+        """Queue `function(*arguments)` on a stream as one kernel called `name`."""
+
+    def copy(self, stream: Stream, target: Tensor, source: Tensor) -> None:
+        """Queue a copy within this device, as one memcpy."""
+
+    def send_recv(
+        self,
+        stream: Stream,
+        communicator: Communicator,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+    ) -> None:
+        """Queue one grouped exchange; it starts to move data when all its peers have arrived."""
+
+    def record_event(self, event: Event, stream: Stream) -> None:
+        """Make `event` stand for all work queued on `stream` so far."""
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Make later work on `stream` wait for the latest record of `event`; no record, no wait."""
+
+    def synchronize(self, target: Stream | Event | None = None) -> None:
+        """Block the host until the stream, the event or (None) the whole device has caught up."""
+
+    def range(
+        self, label: str, *, payload: int | None = None, category: str | None = None
+    ) -> AbstractContextManager[object]:
+        """Return a context manager that marks the enclosed host calls with an NVTX range."""

@@ -1,0 +1,274 @@
+"""The CPU device: CUDA's stream semantics on threads, with a record of every call, op and event.
+
+Only the host thread calls its methods. Host calls take their ids and times here; ops take theirs on the stream's
+thread. What a call orders is fixed at the call: `wait_event` waits for the record that is the latest *now*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Final
+
+import torch
+
+from cptrace.capture.records import CopyKind, Op, OpKind, ProcessRecord, Range
+from cptrace.labels import DOMAIN
+from instrumented.runtime import clocks
+from instrumented.runtime.api import Cost, Message
+from instrumented.runtime.clocks import Clock, TimeModel
+from instrumented.runtime.cpu_stream import CpuStream, DeviceFault, Point
+from instrumented.runtime.gloo import GlooCommunicator
+from instrumented.runtime.nvtx_emitter import NvtxEmitter, SilentEmitter
+from instrumented.runtime.recorder import Recorder
+
+SEND_RECV_NAME: Final = "cptrace_cpu::gloo_SendRecv"
+
+_FIRST_STREAM: Final = 7  # what CUPTI calls the default stream of a first context
+_NEXT_STREAM: Final = 13
+_POLL_S: Final = 0.05  # how soon a blocked host notices that another stream has failed
+
+
+class CpuEvent:
+    """An event; `latest` is its latest record: the point and its sync id."""
+
+    def __init__(self, event_id: int) -> None:
+        """Make an event that was never recorded."""
+        self.event_id = event_id
+        self.latest: tuple[Point, int] | None = None
+
+
+class CpuDevice:
+    """One rank's emulated device; implements `instrumented.runtime.api.Device`."""
+
+    def __init__(
+        self, rank: int, size: int, clock: Clock, model: TimeModel, emitter: NvtxEmitter | None = None
+    ) -> None:
+        """Make a device without streams.
+
+        Args:
+            rank: This rank.
+            size: Number of ranks.
+            clock: Where times come from.
+            model: How long ops take where the clock models time.
+            emitter: Where ranges go besides the record.
+        """
+        self.rank = rank
+        self.size = size
+        self.allocated_bytes = 0
+        self._clock = clock
+        self._model = model
+        self._emitter = emitter or SilentEmitter()
+        self._recorder = Recorder(rank, clock.name)
+        self._fault = DeviceFault()
+        self._streams: list[CpuStream] = []
+        self._event_ids = count(1)
+
+    # ── resources ──────────────────────────────────────────────────────────────────────────────────
+
+    def empty(self, shape: Sequence[int], data_type: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor."""
+        tensor = torch.empty(tuple(shape), dtype=data_type)
+        self.allocated_bytes += tensor.nbytes
+        return tensor
+
+    def stream(self) -> CpuStream:
+        """Return a new stream; the first is the default stream."""
+        stream_id = _NEXT_STREAM + len(self._streams) - 1 if self._streams else _FIRST_STREAM
+        stream = CpuStream(stream_id, self._fault)
+        self._streams.append(stream)
+        self._recorder.stream(stream_id)
+        return stream
+
+    def event(self) -> CpuEvent:
+        """Return a new event."""
+        return CpuEvent(next(self._event_ids))
+
+    def communicator(self, name: str) -> GlooCommunicator:
+        """Return a new communicator of all ranks."""
+        return GlooCommunicator(name)
+
+    # ── work ───────────────────────────────────────────────────────────────────────────────────────
+
+    def launch(
+        self, stream: CpuStream, name: str, function: Callable[..., None], *arguments: object, cost: Cost
+    ) -> None:
+        """Queue `function(*arguments)` as one kernel."""
+        model_ns = self._model.op_ns(cost)
+        correlation_id, launched_ns = self._host_call("cudaLaunchKernel_v7000", clocks.LAUNCH_NS)
+
+        def work(ready_ns: int) -> int:
+            start_ns = self._clock.op_start(ready_ns)
+            function(*arguments)
+            end_ns = self._clock.op_end(start_ns, model_ns)
+            self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
+            return end_ns
+
+        stream.run(launched_ns, work)
+
+    def copy(self, stream: CpuStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy within this device."""
+        model_ns = self._model.op_ns(Cost(memory_bytes=source.nbytes + target.nbytes))
+        correlation_id, launched_ns = self._host_call("cudaMemcpyAsync_v3020", clocks.LAUNCH_NS)
+
+        def work(ready_ns: int) -> int:
+            start_ns = self._clock.op_start(ready_ns)
+            target.copy_(source)
+            end_ns = self._clock.op_end(start_ns, model_ns)
+            self._record_copy(start_ns, end_ns, stream, correlation_id, target.nbytes)
+            return end_ns
+
+        stream.run(launched_ns, work)
+
+    def send_recv(
+        self,
+        stream: CpuStream,
+        communicator: GlooCommunicator,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+    ) -> None:
+        """Queue one grouped exchange."""
+        peers = sorted({message.peer for message in (*sends, *receives)})
+        n_bytes = max(_total_bytes(sends), _total_bytes(receives))  # links are full duplex
+        model_ns = self._model.transfer_ns(n_bytes)
+        correlation_id, launched_ns = self._host_call("cuLaunchKernelEx", clocks.COLLECTIVE_LAUNCH_NS)
+        before, turn = communicator.take_turn()
+
+        def work(ready_ns: int) -> int:
+            start_ns = self._clock.op_start(max(ready_ns, before.wait()))
+            arrived_ns = communicator.exchange_arrivals(start_ns, peers)
+            communicator.exchange(sends, receives)
+            end_ns = self._clock.op_end(arrived_ns, model_ns)
+            self._record_kernel(SEND_RECV_NAME, start_ns, end_ns, stream, correlation_id)
+            turn.finish(end_ns)
+            return end_ns
+
+        stream.run(launched_ns, work)
+        stream.finally_run(turn.release)
+
+    # ── order ──────────────────────────────────────────────────────────────────────────────────────
+
+    def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
+        """Make `event` stand for all work queued on `stream` so far."""
+        correlation_id, _ = self._host_call("cudaEventRecord_v3020", clocks.EVENT_NS)
+        point, event_sync_id = Point(), self._recorder.event_sync_id()
+        event.latest = (point, event_sync_id)
+        self._recorder.event_record(stream.stream_id, event.event_id, event_sync_id, correlation_id)
+        stream.mark(point)
+
+    def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
+        """Make later work on `stream` wait for the latest record of `event`.
+
+        An event that was never recorded holds nothing up: the call is recorded, a synchronization is not.
+        """
+        start_ns = self._clock.host_now()
+        correlation_id, end_ns = self._host_call("cudaStreamWaitEvent_v3020", clocks.EVENT_NS)
+        if event.latest is None:
+            return
+        point, event_sync_id = event.latest
+        self._recorder.synchronization(
+            start_ns,
+            end_ns,
+            correlation_id,
+            stream=stream.stream_id,
+            event=event.event_id,
+            event_sync_id=event_sync_id,
+        )
+        stream.wait(point)
+
+    def synchronize(self, target: CpuStream | CpuEvent | None = None) -> None:
+        """Block the host until `target` (None: all streams) has caught up.
+
+        Raises:
+            BaseException: The first error of any stream of this device.
+        """
+        if isinstance(target, CpuEvent):
+            self._synchronize_event(target)
+        elif isinstance(target, CpuStream):
+            self._block("cudaStreamSynchronize_v3020", [_mark(target)], stream=target.stream_id)
+        else:
+            self._block("cudaDeviceSynchronize_v3020", [_mark(stream) for stream in self._streams])
+
+    def _synchronize_event(self, event: CpuEvent) -> None:
+        if event.latest is None:
+            self._block("cudaEventSynchronize_v3020", [], event=event.event_id)
+            return
+        point, event_sync_id = event.latest
+        self._block("cudaEventSynchronize_v3020", [point], event=event.event_id, event_sync_id=event_sync_id)
+
+    def _block(self, name: str, points: Sequence[Point], **what: int) -> None:
+        start_ns = self._clock.host_now()
+        for point in points:
+            while not point.wait(_POLL_S):
+                self._raise_fault()
+        self._raise_fault()
+        not_before_ns = max((point.time_ns for point in points), default=0)
+        correlation_id, end_ns = self._host_call(name, clocks.SYNCHRONIZE_NS, start_ns, not_before_ns)
+        self._recorder.synchronization(start_ns, end_ns, correlation_id, **what)
+
+    def _raise_fault(self) -> None:
+        if self._fault.error is not None:
+            raise self._fault.error
+
+    # ── record ─────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def range(
+        self, label: str, *, payload: int | None = None, category: str | None = None
+    ) -> Iterator[None]:
+        """Mark the enclosed host calls with an NVTX range of the domain `cptrace`."""
+        start_ns = self._clock.host_now()
+        self._clock.host_advance(clocks.RANGE_NS)
+        self._emitter.push(label, payload, category)
+        try:
+            yield
+        finally:
+            self._emitter.pop()
+            end_ns = self._clock.host_advance(clocks.RANGE_NS)
+            self._recorder.range(
+                Range(label, start_ns, end_ns, self._recorder.pid, DOMAIN, category, payload)
+            )
+
+    def record(self) -> ProcessRecord:
+        """Return what was recorded; the device must have been synchronised."""
+        return self._recorder.record()
+
+    def close(self) -> None:
+        """End all streams after what is queued."""
+        for stream in self._streams:
+            stream.close()
+
+    def _host_call(
+        self, name: str, cost_ns: int, start_ns: int | None = None, not_before_ns: int = 0
+    ) -> tuple[int, int]:
+        """Record one API call and return its correlation id and its end."""
+        begin_ns = self._clock.host_now() if start_ns is None else start_ns
+        correlation_id = self._recorder.correlation_id()
+        end_ns = self._clock.host_advance(cost_ns, not_before_ns)
+        self._recorder.api_call(name, begin_ns, end_ns, correlation_id)
+        return correlation_id, end_ns
+
+    def _record_kernel(
+        self, name: str, start_ns: int, end_ns: int, stream: CpuStream, correlation_id: int
+    ) -> None:
+        context = self._recorder.context
+        place = (self.rank, context, stream.stream_id, correlation_id)
+        self._recorder.op(Op(OpKind.KERNEL, name, start_ns, end_ns, *place))
+
+    def _record_copy(
+        self, start_ns: int, end_ns: int, stream: CpuStream, correlation_id: int, n_bytes: int
+    ) -> None:
+        place = (self.rank, self._recorder.context, stream.stream_id, correlation_id)
+        what = (n_bytes, CopyKind.DEVICE_TO_DEVICE, self.rank, self.rank)
+        self._recorder.op(Op(OpKind.MEMCPY, "[CUDA memcpy DtoD]", start_ns, end_ns, *place, *what))
+
+
+def _mark(stream: CpuStream) -> Point:
+    point = Point()
+    stream.mark(point)
+    return point
+
+
+def _total_bytes(messages: Sequence[Message]) -> int:
+    return sum(message.tensor.nbytes for message in messages)
