@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import labels, schema
-from cptrace.launches import Launches, find_launches, innermost_ranges
+from cptrace.launches import Launches, closed_ranges, innermost_ranges, names_match
 from cptrace.trace import Trace
 
 COMM: Final = "comm"
@@ -65,8 +65,12 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
     _rule("inductor", COMPUTE, r"^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
     _rule("named-collective", COMM, r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv"),
     _rule("attention", COMPUTE, r"(?i)flash|fmha|sdpa|attention|attn"),
-    _rule("gemm", COMPUTE, r"(?i)gemm|nvjet|cutlass|cublas|xmma|wgmma|splitK|^Cijk_|gemv|(^|_)s\d+(16|88)[a-z]+"),
-    _rule("pytorch", COMPUTE, r"^(at|c10|torch|caffe2)::|^(vectorized|unrolled|elementwise)_|elementwise_kernel"),
+    _rule(
+        "gemm", COMPUTE, r"(?i)gemm|nvjet|cutlass|cublas|xmma|wgmma|splitK|^Cijk_|gemv|(^|_)s\d+(16|88)[a-z]+"
+    ),
+    _rule(
+        "pytorch", COMPUTE, r"^(at|c10|torch|caffe2)::|^(vectorized|unrolled|elementwise)_|elementwise_kernel"
+    ),
     _rule("cudnn", COMPUTE, r"(?i)cudnn|winograd|convolve|(^|_)conv\d?d?_|wgrad|dgrad|nhwc|nchw"),
     _rule(
         "library",
@@ -87,7 +91,13 @@ NCCL_COPY: Final = "copy-engine-collective"
 PLAIN_COPY: Final = "copy"
 FALLBACK: Final = "fallback"
 GRAPH: Final = "whole-graph"
-_EXTRA_RULES: Final = ((PEER_COPY, COMM), (NCCL_COPY, COMM), (PLAIN_COPY, COPY), (FALLBACK, COMPUTE), (GRAPH, OTHER))
+_EXTRA_RULES: Final = (
+    (PEER_COPY, COMM),
+    (NCCL_COPY, COMM),
+    (PLAIN_COPY, COPY),
+    (FALLBACK, COMPUTE),
+    (GRAPH, OTHER),
+)
 RULE_NAMES: Final = (*(rule.name for rule in KERNEL_RULES), *(name for name, _ in _EXTRA_RULES))
 _RULE_ROLES: Final = (*(rule.role for rule in KERNEL_RULES), *(role for _, role in _EXTRA_RULES))
 
@@ -102,20 +112,20 @@ _COLLECTIVE_PATTERNS: Final = tuple(
         (labels.SEND_RECV, r"send_?recv|p2p|push_?recv|pull_?send|isend|irecv"),
     )
 )
-_NCCL_API: Final = re.compile(r"nccl[A-Z]\w*")
+_ANY_COLLECTIVE: Final = "(?i)" + "|".join(pattern.pattern for _, pattern in _COLLECTIVE_PATTERNS)
+_NCCL_API: Final = r"^nccl[A-Z]\w*$"
 
 
-def classify(trace: Trace) -> Trace:
+def classify(trace: Trace, launches: Launches) -> Trace:
     """Return the trace with the columns of `schema.ROLES` added to its ops.
 
     Args:
         trace: Trace as a source read it.
+        launches: The launching call of each op.
     """
     ops = trace.ops
     rule = _rules_by_name(ops)
-    launches = find_launches(ops, trace.api_calls) if not trace.ranges.empty else None
-    if launches is not None:
-        _mark_copy_engine_collectives(trace, launches, rule)
+    _mark_copy_engine_collectives(trace, launches, rule)
     role = np.array([ROLES.index(r) for r in _RULE_ROLES], np.int8)[rule]
     collective = _collectives(trace, launches, role == ROLES.index(COMM))
     added = {
@@ -166,30 +176,29 @@ def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
 def _rule_of_kernel(name: str) -> int:
     function = function_name(name)
     return next(
-        (index for index, rule in enumerate(KERNEL_RULES) if rule.pattern.search(function)), RULE_NAMES.index(FALLBACK)
+        (index for index, rule in enumerate(KERNEL_RULES) if rule.pattern.search(function)),
+        RULE_NAMES.index(FALLBACK),
     )
 
 
 def _mark_copy_engine_collectives(trace: Trace, launches: Launches, rule: npt.NDArray[np.int8]) -> None:
     """Mark copies that NCCL itself launched: since 2.28 a collective may consist of copies alone, without a kernel."""
     copies = np.flatnonzero((rule == RULE_NAMES.index(PLAIN_COPY)) & launches.is_known)
-    names = trace.ranges["name"].cat
-    is_nccl = _matching_categories(names.categories, _NCCL_API)[names.codes.to_numpy()]
-    ranges = _closed(trace.ranges[is_nccl])
-    if len(copies) and len(ranges):
+    if not len(copies):
+        return
+    ranges = closed_ranges(trace.ranges[names_match(trace.ranges["name"], _NCCL_API)])
+    if len(ranges):
         calls = launches.call[copies]
         thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
         rule[copies[innermost_ranges(ranges, thread, instant)[1]]] = RULE_NAMES.index(NCCL_COPY)
 
 
-def _collectives(trace: Trace, launches: Launches | None, is_comm: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
+def _collectives(trace: Trace, launches: Launches, is_comm: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
     """Return the code of the collective kind of each op, -1 for ops that do not communicate."""
     names = trace.ops["name"].cat
     of_name = np.array([_collective_in(name) for name in names.categories], np.int8)
     collective = np.full(len(is_comm), -1, np.int8)
     collective[is_comm] = of_name[names.codes.to_numpy()[is_comm]]
-    if launches is None:
-        return collective
     # Send/receive kernels carry rings and all-to-alls alike; the range that they were launched in tells which.
     unsure = (COLLECTIVES.index(labels.SEND_RECV), COLLECTIVES.index(OTHER_COLLECTIVE))
     ops = np.flatnonzero(is_comm & np.isin(collective, unsure) & launches.is_known)
@@ -200,15 +209,16 @@ def _collectives(trace: Trace, launches: Launches | None, is_comm: npt.NDArray[n
 
 def _collectives_of_ranges(trace: Trace, calls: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     """Return the collective that the innermost telling range around each call names, -1 where none does."""
-    names = trace.ranges["name"].cat
-    of_name = np.array([_collective_in(name, sure=True) for name in names.categories] + [-1], np.int8)
-    of_range = of_name[names.codes.to_numpy()]
-    ranges = _closed(trace.ranges[of_range >= 0])
-    if not len(calls) or not len(ranges):
+    if not len(calls):
+        return np.full(0, -1, np.int8)
+    ranges = closed_ranges(trace.ranges[names_match(trace.ranges["name"], _ANY_COLLECTIVE)])
+    if ranges.empty:
         return np.full(len(calls), -1, np.int8)
+    names = ranges["name"].cat.remove_unused_categories().cat
+    of_name = np.array([_collective_in(name, sure=True) for name in names.categories], np.int8)
     thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
     found, is_found = innermost_ranges(ranges, thread, instant)
-    return np.where(is_found, of_range[of_range >= 0][found], -1).astype(np.int8)
+    return np.where(is_found, of_name[names.codes.to_numpy()[found]], -1).astype(np.int8)
 
 
 def _collective_in(name: str, *, sure: bool = False) -> int:
@@ -218,13 +228,3 @@ def _collective_in(name: str, *, sure: bool = False) -> int:
         if pattern.search(text):
             return COLLECTIVES.index(kind)
     return -1 if sure else COLLECTIVES.index(OTHER_COLLECTIVE)
-
-
-def _matching_categories(categories: pd.Index, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Return which categories match wholly; one more element, False, stands for missing values (code -1)."""
-    return np.array([pattern.fullmatch(text) is not None for text in categories] + [False], bool)
-
-
-def _closed(ranges: pd.DataFrame) -> pd.DataFrame:
-    """Return the ranges that have an end."""
-    return ranges[~ranges["end_ns"].isna()]

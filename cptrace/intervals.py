@@ -54,7 +54,9 @@ def intervals(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> Intervals:
     """
     start, end = np.asarray(start_ns), np.asarray(end_ns)
     if start.ndim != 1 or start.shape != end.shape:
-        raise ValueError(f"starts and ends must be two arrays of one length, got shapes {start.shape} and {end.shape}")
+        raise ValueError(
+            f"starts and ends must be two arrays of one length, got shapes {start.shape} and {end.shape}"
+        )
     if start.size and not (np.issubdtype(start.dtype, np.integer) and np.issubdtype(end.dtype, np.integer)):
         raise ValueError(f"times must be integer nanoseconds, got {start.dtype} and {end.dtype}")
     if np.any(end < start):
@@ -92,7 +94,9 @@ def union_of(*sets: Intervals) -> Intervals:
     """
     if not sets:
         return EMPTY
-    return union(Intervals(np.concatenate([s.start_ns for s in sets]), np.concatenate([s.end_ns for s in sets])))
+    return union(
+        Intervals(np.concatenate([s.start_ns for s in sets]), np.concatenate([s.end_ns for s in sets]))
+    )
 
 
 def is_united(candidate: Intervals) -> bool:
@@ -118,7 +122,9 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     in_a = np.repeat(np.arange(len(a.start_ns)), n_partners)
     first_of_run = np.repeat(np.cumsum(n_partners) - n_partners, n_partners)
     in_b = np.arange(len(in_a)) - first_of_run + np.repeat(low, n_partners)
-    return Intervals(np.maximum(a.start_ns[in_a], b.start_ns[in_b]), np.minimum(a.end_ns[in_a], b.end_ns[in_b]))
+    return Intervals(
+        np.maximum(a.start_ns[in_a], b.start_ns[in_b]), np.minimum(a.end_ns[in_a], b.end_ns[in_b])
+    )
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
@@ -162,7 +168,9 @@ def covered_ns(united: Intervals, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike
         start_ns: Inclusive starts of W windows.
         end_ns: Exclusive ends of W windows, none before its start.
     """
-    return _covered_before(united, np.asarray(end_ns, np.int64)) - _covered_before(united, np.asarray(start_ns, np.int64))
+    return _covered_before(united, np.asarray(end_ns, np.int64)) - _covered_before(
+        united, np.asarray(start_ns, np.int64)
+    )
 
 
 def _covered_before(united: Intervals, instant_ns: Int64Array) -> Int64Array:

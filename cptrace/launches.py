@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cptrace.intervals import Int64Array
 
@@ -90,6 +92,26 @@ def _lookup_by_sorting(keys: Int64Array, wanted: Int64Array) -> tuple[Int64Array
     place = np.minimum(np.searchsorted(ordered, wanted, side="left"), len(ordered) - 1)
     is_known = ordered[place] == wanted
     return np.where(is_known, order[place], 0), is_known
+
+
+def names_match(names: pd.Series, pattern: str) -> BoolArray:
+    """Return which names a pattern is found in, bool of shape (N,); a missing name never matches.
+
+    Args:
+        names: Categorical texts.
+        pattern: Regular expression in the RE2 dialect, applied once per distinct text.
+    """
+    is_match = pc.match_substring_regex(pa.array(names.cat.categories, pa.string()), pattern).to_numpy(False)
+    return np.append(is_match, False).astype(bool)[names.cat.codes.to_numpy()]
+
+
+def closed_ranges(ranges: pd.DataFrame) -> pd.DataFrame:
+    """Return the ranges that have an end.
+
+    Args:
+        ranges: Ranges, as `schema.RANGES`.
+    """
+    return ranges[~ranges["end_ns"].isna()]
 
 
 def innermost_ranges(

@@ -73,7 +73,11 @@ OPS: Final = Table(
         Column("stream", INT32, "stream id, unique within its process and context"),
         _CORRELATION,
         Column("kind", CATEGORY, "kernel, memcpy, memset or graph"),
-        Column("name", CATEGORY, "demangled kernel name; for copies the direction, for graphs `CUDA graph launch`"),
+        Column(
+            "name",
+            CATEGORY,
+            "demangled kernel name; for copies the direction, for graphs `CUDA graph launch`",
+        ),
         Column("bytes", NULLABLE_INT64, "bytes copied or set", "bytes", is_nullable=True),
         Column("is_peer_copy", BOOL, "a copy whose two ends are different devices"),
     ),
@@ -115,7 +119,9 @@ SYNCS: Final = Table(
         Column("kind", CATEGORY, "context (or device), stream, event (or its query) or stream_wait"),
         Column("stream", NULLABLE_INT64, "stream that is waited for, or that waits", is_nullable=True),
         Column("event_id", NULLABLE_INT64, "event waited for; ids are reused", is_nullable=True),
-        Column("event_sync_id", NULLABLE_INT64, "names one record of an event, from 2025.1", is_nullable=True),
+        Column(
+            "event_sync_id", NULLABLE_INT64, "names one record of an event, from 2025.1", is_nullable=True
+        ),
         _CORRELATION,
     ),
     ("start_ns", "end_ns", "process", "context", "kind", "stream", "event_id", "correlation_id"),
@@ -140,11 +146,22 @@ RANGES: Final = Table(
     "NVTX ranges and marks on the host",
     (
         Column("start_ns", INT64, "start on the host", "ns"),
-        Column("end_ns", NULLABLE_INT64, "end on the host; missing for marks and unclosed ranges", "ns", is_nullable=True),
+        Column(
+            "end_ns",
+            NULLABLE_INT64,
+            "end on the host; missing for marks and unclosed ranges",
+            "ns",
+            is_nullable=True,
+        ),
         _PROCESS,
         _THREAD,
         Column("kind", CATEGORY, "push_pop (nested per thread), start_end or mark"),
-        Column("domain", CATEGORY, "NVTX domain; missing for the default domain and for unnamed ones", is_nullable=True),
+        Column(
+            "domain",
+            CATEGORY,
+            "NVTX domain; missing for the default domain and for unnamed ones",
+            is_nullable=True,
+        ),
         Column("name", CATEGORY, "text of the range", is_nullable=True),
         Column("payload", NULLABLE_INT64, "integer payload", is_nullable=True),
     ),
@@ -205,7 +222,9 @@ def check_frame(table: Table, frame: pd.DataFrame, extra: Iterable[Column] = ())
     """
     for column in (*table.columns, *extra):
         if column.name not in frame.columns:
-            raise TraceError(f"table {table.name} lacks its column {column.name!r}; it has {list(frame.columns)}")
+            raise TraceError(
+                f"table {table.name} lacks its column {column.name!r}; it has {list(frame.columns)}"
+            )
         found = str(frame[column.name].dtype)
         if found != column.dtype:
             raise TraceError(f"column {table.name}.{column.name} must be {column.dtype}, found {found}")
@@ -249,7 +268,9 @@ def _sort_key(column: pd.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return integers that sort as the values do; missing values come first."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         # Codes follow the order in which the file names things; only ranks of the texts are the same for all files.
-        by_text = np.argsort(np.argsort(column.cat.categories.to_numpy().astype(str), kind="stable"), kind="stable")
+        by_text = np.argsort(
+            np.argsort(column.cat.categories.to_numpy().astype(str), kind="stable"), kind="stable"
+        )
         codes = column.cat.codes.to_numpy()
         return np.where(codes < 0, -1, by_text[codes] if len(by_text) else -1).astype(np.int64)
     if str(column.dtype) == NULLABLE_INT64:

@@ -79,7 +79,9 @@ def parse_ns(text: str) -> int:
     match = _QUANTITY.fullmatch(text)
     unit = match[2].replace("µ", "u") if match else ""
     if match is None or unit not in NS_PER_UNIT:
-        raise UsageError(f"cannot read {text!r} as a time; write a number with a unit: {', '.join(NS_PER_UNIT)} (such as 1.5ms)")
+        raise UsageError(
+            f"cannot read {text!r} as a time; write a number with a unit: {', '.join(NS_PER_UNIT)} (such as 1.5ms)"
+        )
     nanoseconds = Decimal(match[1]) * NS_PER_UNIT[unit]
     if nanoseconds != nanoseconds.to_integral_value():
         raise UsageError(f"{text!r} is not a whole number of nanoseconds; give at most nanosecond precision")

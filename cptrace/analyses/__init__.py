@@ -1,0 +1,111 @@
+"""Analyses: one question each, answered with a table or with why it cannot be answered.
+
+`ANALYSES` is the list that reports, help and tests go by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+from cptrace.analyses import account, breakdowns
+from cptrace.analyses.scope import Scope, find_activities
+from cptrace.analyses.steps import find_steps
+from cptrace.analyses.windows import WindowRequest, find_windows
+from cptrace.classify import classify
+from cptrace.errors import UsageError
+from cptrace.launches import find_launches
+from cptrace.outcome import NotApplicable
+from cptrace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """One question to a trace.
+
+    Attributes:
+        name: Stable name, as `not_applicable` states it.
+        section: Section of the report that its table fills.
+        question: What it answers.
+        run: Answers it.
+    """
+
+    name: str
+    section: str
+    question: str
+    run: Callable[[Scope], pd.DataFrame | NotApplicable]
+
+
+ANALYSES: Final[tuple[Analysis, ...]] = (
+    Analysis(
+        "account",
+        "ranks",
+        "How much of each rank's time is compute, communication, copies and idle?",
+        account.by_rank,
+    ),
+    Analysis("steps", "steps", "The same for each training step.", account.by_step),
+    Analysis(
+        "collectives",
+        "collectives",
+        "Which collectives take how long, and how much overlaps?",
+        breakdowns.collectives,
+    ),
+    Analysis("streams", "streams", "Which stream is busy with what?", breakdowns.streams),
+    Analysis("kernels", "kernels", "Which kernels and copies take how long?", breakdowns.kernels),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRequest:
+    """Which part of a trace to look at.
+
+    Attributes:
+        step_pattern: What step ranges are called; None for the usual names.
+        window: Window asked for; None for the union of the steps, else everything.
+        ranks: Ranks asked for; empty for all.
+    """
+
+    step_pattern: re.Pattern[str] | None = None
+    window: WindowRequest | None = None
+    ranks: tuple[int, ...] = ()
+
+
+def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
+    """Return what the analyses look at.
+
+    Args:
+        trace: Trace as a source read it.
+        request: Which part of it to look at.
+
+    Raises:
+        UsageError: A rank, step range or window was asked for that the trace does not have.
+    """
+    launches = find_launches(trace.ops, trace.api_calls)
+    trace = classify(trace, launches)
+    ranks = _choose_ranks(trace, request.ranks)
+    steps = find_steps(trace, launches, request.step_pattern)
+    if not isinstance(steps, NotApplicable):
+        steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
+    ops = trace.ops if len(ranks) == len(trace.ranks) else trace.ops[trace.ops["rank"].isin(ranks)]
+    return Scope(
+        trace=trace,
+        launches=launches,
+        ranks=ranks,
+        steps=steps,
+        windows=find_windows(ops, steps, request.window),
+        activities=find_activities(ops),
+    )
+
+
+def _choose_ranks(trace: Trace, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    there = tuple(sorted(trace.ranks["rank"].tolist()))
+    unknown = sorted(set(wanted) - set(there))
+    if unknown:
+        raise UsageError(
+            f"rank {unknown[0]} is not in {trace.meta.path}; it has ranks {', '.join(map(str, there)) or '(none)'}"
+        )
+    return tuple(sorted(set(wanted))) if wanted else there

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
 from cptrace.intervals import Int64Array
 from cptrace.trace import Trace
@@ -68,17 +69,14 @@ def all_missing(n_rows: int) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(np.zeros(n_rows, np.int64), np.ones(n_rows, bool))
 
 
-def category(codes: npt.NDArray[np.integer], texts: list[str]) -> pd.Categorical:
-    """Return a categorical column from codes into texts, which may repeat; the unused ones are left out.
+def category(codes: npt.NDArray[np.integer], texts: Sequence[str] | pa.Array) -> pd.Categorical:
+    """Return a categorical column from codes into texts.
 
     Args:
         codes: Integers of shape (N,), -1 where missing.
-        texts: Text of each code.
+        texts: Text of each code; the same text may stand at several codes.
     """
-    is_used = np.zeros(len(texts) + 1, bool)
-    is_used[codes] = True  # a missing code marks the last element, which is no text
-    position: dict[str, int] = {}
-    new_codes = np.full(len(texts) + 1, -1, np.int32)
-    for code in np.flatnonzero(is_used[:-1]).tolist():
-        new_codes[code] = position.setdefault(texts[code], len(position))
-    return pd.Categorical.from_codes(new_codes[codes], categories=pd.Index(list(position), dtype=str))
+    encoded = pa.array(texts, pa.string()).dictionary_encode()
+    new_codes = np.append(encoded.indices.to_numpy(), -1).astype(np.int32)  # code -1 finds the last element
+    categories = pd.Index(encoded.dictionary.to_pandas(), dtype="str")
+    return pd.Categorical.from_codes(new_codes[codes], categories=categories)

@@ -31,7 +31,9 @@ def read(path: Path, options: ReadOptions) -> Trace:
         TraceError: Its content contradicts itself.
     """
     command = shutil.which("nsys")
-    by_hand = f"nsys export --type sqlite --output {shlex.quote(path.stem + '.sqlite')} {shlex.quote(str(path))}"
+    by_hand = (
+        f"nsys export --type sqlite --output {shlex.quote(path.stem + '.sqlite')} {shlex.quote(str(path))}"
+    )
     if command is None:
         raise SourceError(
             f"{path}: reading a report needs Nsight Systems, and nsys is not on PATH; export it where it is, with:"

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cptrace import labels, schema
 from cptrace.errors import SourceError, TraceError
@@ -54,7 +55,14 @@ _OP_COLUMNS: Final = {
     "correlation_id": "correlationId",
 }
 _PAYLOADS: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value")
-_RANGE_KINDS: Final = {59: "push_pop", 70: "push_pop", 60: "start_end", 71: "start_end", 34: "mark", 65: "mark"}
+_RANGE_KINDS: Final = {
+    59: "push_pop",
+    70: "push_pop",
+    60: "start_end",
+    71: "start_end",
+    34: "mark",
+    65: "mark",
+}
 _DOMAIN_CREATE: Final = 75
 _COPY_NAMES: Final = {
     0: "memcpy",
@@ -128,7 +136,13 @@ SOURCE: Final = Source(
 
 
 def _check_is_export(file: SqliteFile) -> None:
-    known = {*EXPECTED_TABLES, GRAPH, "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"}
+    known = {
+        *EXPECTED_TABLES,
+        GRAPH,
+        "META_DATA_EXPORT",
+        "EXPORT_META_DATA",
+        "TARGET_INFO_SESSION_START_TIME",
+    }
     if not known & file.columns.keys():
         found = ", ".join(sorted(file.columns)[:4]) or "no table"
         raise SourceError(
@@ -144,10 +158,22 @@ def _query(file: SqliteFile, table: str) -> Query | None:
     """Return what to read from a table, by the columns that this file's version has."""
     wanted = {
         KERNEL: {**_OP_COLUMNS, "name_id": "demangledName"},
-        MEMCPY: {**_OP_COLUMNS, "bytes": "bytes", "copy_kind": "copyKind", "src": "srcDeviceId", "dst": "dstDeviceId"},
+        MEMCPY: {
+            **_OP_COLUMNS,
+            "bytes": "bytes",
+            "copy_kind": "copyKind",
+            "src": "srcDeviceId",
+            "dst": "dstDeviceId",
+        },
         MEMSET: {**_OP_COLUMNS, "bytes": "bytes"},
         GRAPH: _OP_COLUMNS,
-        RUNTIME: {"start_ns": "start", "end_ns": "end", "thread": "globalTid", "correlation_id": "correlationId", "name_id": "nameId"},
+        RUNTIME: {
+            "start_ns": "start",
+            "end_ns": "end",
+            "thread": "globalTid",
+            "correlation_id": "correlationId",
+            "name_id": "nameId",
+        },
         SYNCHRONIZATION: {
             **{name: column for name, column in _OP_COLUMNS.items() if name != "device"},
             "event_id": "eventId",
@@ -158,7 +184,14 @@ def _query(file: SqliteFile, table: str) -> Query | None:
             "event_id": "eventId",
             "event_sync_id": "eventSyncId",
         },
-        NVTX: {"start_ns": "start", "end_ns": "end", "type": "eventType", "thread": "globalTid", "domain_id": "domainId", "text_id": "textId"},
+        NVTX: {
+            "start_ns": "start",
+            "end_ns": "end",
+            "type": "eventType",
+            "thread": "globalTid",
+            "domain_id": "domainId",
+            "text_id": "textId",
+        },
     }.get(table)
     if wanted is None:
         return None
@@ -261,7 +294,9 @@ def _copies(file: SqliteFile, data: Columns, options: ReadOptions, notes: list[N
     names = [_COPY_NAMES.get(code, f"memcpy kind {code}") for code in range(int(kind.max(initial=0)) + 1)]
     columns["name"] = category(kind, names)
     ends = [_device_end(*_ints(file, MEMCPY, data, name)) for name in ("src", "dst")]
-    is_between = np.isin(kind, _COPIES_BETWEEN_DEVICES) & (ends[0] >= 0) & (ends[1] >= 0) & (ends[0] != ends[1])
+    is_between = (
+        np.isin(kind, _COPIES_BETWEEN_DEVICES) & (ends[0] >= 0) & (ends[1] >= 0) & (ends[0] != ends[1])
+    )
     columns["is_peer_copy"] = (kind == _COPY_PEER) | is_between
     return _finish(columns, keep)
 
@@ -309,7 +344,9 @@ def _valid_times(
             f" (the first: start {start[row]}, end {end[row]}); export the report again, or leave such rows out"
             " with --drop-invalid"
         )
-    notes.append(Note("dropped-rows", f"{table}: rows with missing, negative or reversed times were left out", n_bad))
+    notes.append(
+        Note("dropped-rows", f"{table}: rows with missing, negative or reversed times were left out", n_bad)
+    )
     return ~is_bad
 
 
@@ -378,7 +415,9 @@ def _api_calls(file: SqliteFile, data: Columns | None, notes: list[Note]) -> pd.
     return schema.make_frame(schema.API_CALLS, _drop_reversed(columns, end < start, RUNTIME, notes))
 
 
-def _drop_reversed(columns: dict[str, Any], is_bad: BoolArray, table: str, notes: list[Note]) -> dict[str, Any]:
+def _drop_reversed(
+    columns: dict[str, Any], is_bad: BoolArray, table: str, notes: list[Note]
+) -> dict[str, Any]:
     n_bad = int(np.count_nonzero(is_bad))
     if not n_bad:
         return columns
@@ -477,33 +516,40 @@ def _ranges(file: SqliteFile, data: Columns | None, notes: list[Note]) -> pd.Dat
 
 def _range_names(file: SqliteFile, data: Columns) -> pd.Categorical:
     """Return the texts of ranges: written out in the row or as an id of a registered string, mixed in one file."""
-    ids, no_id = _ints(file, NVTX, data, "text_id")
-    registered = _texts(file, ids, no_id)
+    registered = _texts(file, *_ints(file, NVTX, data, "text_id"))
     if "text" not in data:
         return registered
-    encoded = data["text"].combine_chunks().dictionary_encode()
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    raw = encoded.dictionary.to_pylist()
-    texts = [decode_text(text if isinstance(text, bytes) else str(text).encode()) for text in raw]
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    has_text = np.array([bool(text) for text in texts], bool)[codes]
-    all_texts = [*texts, *registered.categories]
-    registered_codes = np.where(registered.codes < 0, -1, registered.codes.astype(np.int64) + len(texts))
-    return category(np.where(has_text, codes, registered_codes), all_texts)
+    column = data["text"].combine_chunks()
+    written = pc.if_else(pc.equal(column, b""), None, column).dictionary_encode()
+    codes = written.indices.fill_null(-1).to_numpy().astype(np.int64)
+    n_written = len(written.dictionary)
+    from_id = np.where(registered.codes < 0, -1, registered.codes.astype(np.int64) + n_written)
+    texts = pa.concat_arrays([_as_text(written.dictionary), pa.array(registered.categories, pa.string())])
+    return category(np.where(codes < 0, from_id, codes), texts)
+
+
+def _as_text(raw: pa.Array) -> pa.Array:
+    """Return bytes as text; only where some are not UTF-8, one by one."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([decode_text(text) for text in raw.to_pylist()], pa.string())
 
 
 def _domains(file: SqliteFile, data: Columns, event_type: Int64Array, process: Int64Array) -> pd.Categorical:
     """Return the domain name of each row; ids are per process and named by a row of their own, which may be missing."""
     domain, _ = _ints(file, NVTX, data, "domain_id")
-    names = _range_names(file, {k: v.filter(pa.array(event_type == _DOMAIN_CREATE)) for k, v in data.items()})
     is_create = event_type == _DOMAIN_CREATE
-    texts: list[str] = []
     codes = np.full(len(domain), -1, np.int64)
-    for owner, number, name in zip(process[is_create], domain[is_create], names, strict=True):
-        if isinstance(name, str):
-            codes[(process == owner) & (domain == number)] = len(texts)
-            texts.append(name)
-    return category(codes, texts)
+    if not is_create.any():
+        return category(codes, [])
+    names = _range_names(file, {name: column.filter(pa.array(is_create)) for name, column in data.items()})
+    for position, row in enumerate(np.flatnonzero(is_create)):
+        codes[(process == process[row]) & (domain == domain[row])] = position
+    is_named = np.append(names.codes >= 0, False)
+    return category(
+        np.where(is_named[codes], codes, -1), ["" if name is None else str(name) for name in names]
+    )
 
 
 def _texts(
@@ -552,7 +598,11 @@ def _run_metadata(file: SqliteFile) -> dict[str, Any]:
 def _meta(file: SqliteFile, run: dict[str, Any], missing: tuple[str, ...], notes: list[Note]) -> TraceMeta:
     metadata = _metadata(file)
     session = "TARGET_INFO_SESSION_START_TIME"
-    start = file.rows(f"SELECT utcEpochNs FROM {session}") if "utcEpochNs" in file.columns.get(session, ()) else []
+    start = (
+        file.rows(f"SELECT utcEpochNs FROM {session}")
+        if "utcEpochNs" in file.columns.get(session, ())
+        else []
+    )
     return TraceMeta(
         path=str(file.path),
         format=NAME,
@@ -575,4 +625,7 @@ def _diagnostics(file: SqliteFile) -> list[Note]:
         "SELECT text, count(*) FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)"
         f" GROUP BY text ORDER BY max(severity) DESC, count(*) DESC, text LIMIT {_MAX_DIAGNOSTICS}"
     )
-    return [Note("capture-diagnostic", f"Nsight Systems said: {' '.join(text.split())}", count) for text, count in rows]
+    return [
+        Note("capture-diagnostic", f"Nsight Systems said: {' '.join(text.split())}", count)
+        for text, count in rows
+    ]

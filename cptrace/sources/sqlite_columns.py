@@ -97,7 +97,9 @@ class SqliteFile:
             found.update(self.rows(f'SELECT id, value FROM "{table}" WHERE id IN ({marks})', some))
         return {key: value for key, value in found.items() if isinstance(value, str)}
 
-    def read(self, queries: Sequence[Query], progress: Progress | None = None) -> list[dict[str, pa.ChunkedArray]]:
+    def read(
+        self, queries: Sequence[Query], progress: Progress | None = None
+    ) -> list[dict[str, pa.ChunkedArray]]:
         """Return the columns of each query as Arrow arrays, in the order of rows in the file.
 
         Args:
@@ -107,7 +109,11 @@ class SqliteFile:
         Raises:
             SourceError: The file is damaged, or a column mixes types.
         """
-        chunks = [(index, low, high) for index, query in enumerate(queries) for low, high in self._chunks(query.table)]
+        chunks = [
+            (index, low, high)
+            for index, query in enumerate(queries)
+            for low, high in self._chunks(query.table)
+        ]
         n_rows = sum(high - low for _, low, high in chunks)
         parts: list[list[pa.Table]] = [[] for _ in queries]
         n_done = 0
@@ -123,14 +129,17 @@ class SqliteFile:
 
     def _chunks(self, table: str) -> list[tuple[int, int]]:
         """Return half-open ranges of rowids that together cover the table; none where it is empty."""
-        low, high = self.rows(f'SELECT min(rowid), max(rowid) FROM "{table}"')[0]
+        # Two statements: SQLite answers each from one end of the tree, but scans the table for both at once.
+        low, high = (self.rows(f'SELECT {edge}(rowid) FROM "{table}"')[0][0] for edge in ("min", "max"))
         if low is None:
             return []
         return list(pairwise([*range(low, high + 1, _ROWS_PER_CHUNK), high + 1]))
 
     def _read_chunk(self, query: Query, low: int, high: int) -> pa.Table:
         columns = ", ".join(f'{expression} AS "{name}"' for name, expression in query.columns.items())
-        sql = f'SELECT {columns} FROM "{query.table}" WHERE rowid >= {low} AND rowid < {high} AND {query.where}'
+        sql = (
+            f'SELECT {columns} FROM "{query.table}" WHERE rowid >= {low} AND rowid < {high} AND {query.where}'
+        )
         with adbc_driver_sqlite.dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
             cursor.execute(sql)
@@ -147,7 +156,9 @@ class SqliteFile:
                     " the file was changed after the export: export the report again"
                 )
             kind = next(iter(types), pa.int64())
-            columns[name] = pa.chunked_array([a.cast(kind) if a.type != kind else a for a in arrays], type=kind)
+            columns[name] = pa.chunked_array(
+                [a.cast(kind) if a.type != kind else a for a in arrays], type=kind
+            )
         return columns
 
     def _read_table_columns(self) -> dict[str, frozenset[str]]:
@@ -205,7 +216,9 @@ def _check_header(path: Path) -> None:
         what = "empty" if size == 0 else "filled with zeros"
         raise SourceError(f"{path}: the file is {what}; its export was interrupted: export the report again")
     if not header.startswith(MAGIC) or len(header) < 100:
-        raise SourceError(f"{path}: not an SQLite file; export it with: nsys export --type sqlite REPORT.nsys-rep")
+        raise SourceError(
+            f"{path}: not an SQLite file; export it with: nsys export --type sqlite REPORT.nsys-rep"
+        )
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65_536 if page_size == 1 else page_size
     n_pages = int.from_bytes(header[28:32], "big")

@@ -1,0 +1,159 @@
+"""The exact account of a rank's time: every nanosecond of its window has one place, and the parts sum to it.
+
+window = compute + exposed comm + exposed copy + idle,   comm = overlapped comm + exposed comm
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from cptrace import intervals
+from cptrace.analyses.scope import Activity, Scope, Window, device_work_missing
+from cptrace.intervals import Int64Array, Intervals
+from cptrace.outcome import NotApplicable
+
+PARTS: Final = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+TIMES: Final = (
+    "window_ns",
+    "compute_ns",
+    "comm_ns",
+    "overlapped_comm_ns",
+    "exposed_comm_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+    "unclassified_ns",
+)
+FRACTIONS: Final = ("comm_share", "exposed_comm_share", "overlap")
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def measure(activity: Activity, start_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:
+    """Return the account of each of W windows: the fields of `TIMES`, int64 of shape (W,).
+
+    Args:
+        activity: What the rank's device does when.
+        start_ns: Inclusive starts of the windows.
+        end_ns: Exclusive ends of the windows.
+    """
+
+    def within(united: Intervals) -> Int64Array:
+        return intervals.covered_ns(united, start_ns, end_ns)
+
+    alone = intervals.subtract(intervals.subtract(activity.rest, activity.compute), activity.comm)
+    window, compute, comm = end_ns - start_ns, within(activity.compute), within(activity.comm)
+    overlapped = within(intervals.intersect(activity.comm, activity.compute))
+    exposed, exposed_copy = comm - overlapped, within(alone)
+    return {
+        "window_ns": window,
+        "compute_ns": compute,
+        "comm_ns": comm,
+        "overlapped_comm_ns": overlapped,
+        "exposed_comm_ns": exposed,
+        "exposed_copy_ns": exposed_copy,
+        "idle_ns": window - compute - exposed - exposed_copy,
+        "unclassified_ns": within(activity.unclassified),
+    }
+
+
+def with_fractions(accounts: pd.DataFrame, can_tell: BoolArray) -> pd.DataFrame:
+    """Return accounts with their fractions, missing where one does not apply or cannot be told.
+
+    Args:
+        accounts: Rows with the fields of `TIMES`.
+        can_tell: False for rows of ranks whose device work is hidden, so that what communicates is not known.
+    """
+    window, comm = accounts["window_ns"].to_numpy(), accounts["comm_ns"].to_numpy()
+    return accounts.assign(
+        comm_share=fraction(comm, window, can_tell),
+        exposed_comm_share=fraction(accounts["exposed_comm_ns"].to_numpy(), window, can_tell),
+        overlap=fraction(accounts["overlapped_comm_ns"].to_numpy(), comm, can_tell),
+    )
+
+
+def fraction(
+    part: Int64Array, whole: Int64Array, can_tell: BoolArray | None = None
+) -> pd.arrays.FloatingArray:
+    """Return part / whole, missing where the whole is zero or nothing can be told.
+
+    Args:
+        part: Numerators of shape (N,).
+        whole: Denominators of shape (N,).
+        can_tell: Which rows have an answer; None for all.
+    """
+    is_defined = (whole != 0) if can_tell is None else (whole != 0) & can_tell
+    values = np.divide(part, whole, out=np.zeros(len(whole)), where=is_defined)
+    return pd.arrays.FloatingArray(values, ~is_defined)
+
+
+def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
+    """Return the account of each rank's window.
+
+    Args:
+        scope: What to look at.
+    """
+    if (missing := device_work_missing(scope.trace, "account")) is not None:
+        return missing
+    windows = [scope.windows[rank] for rank in scope.ranks]
+    measured = [measure(scope.activities[r], *w.pieces) for r, w in zip(scope.ranks, windows, strict=True)]
+    identity = scope.trace.ranks.set_index("rank").loc[list(scope.ranks)]
+    accounts = pd.DataFrame(
+        {
+            "rank": scope.ranks,
+            "device": identity["device"].to_numpy(),
+            "pid": identity["pid"].to_numpy(),
+            "window_basis": [window.basis for window in windows],
+            "window_start_ns": [int(window.pieces.start_ns[0]) for window in windows],
+            "window_end_ns": [int(window.pieces.end_ns[-1]) for window in windows],
+            **{name: [int(times[name].sum()) for times in measured] for name in TIMES},
+        }
+    )
+    return with_fractions(accounts, ~accounts["rank"].isin(hidden_ns(scope)).to_numpy())
+
+
+def by_step(scope: Scope) -> pd.DataFrame | NotApplicable:
+    """Return the account of each step of each rank, cut to the rank's window.
+
+    Args:
+        scope: What to look at.
+    """
+    if (missing := device_work_missing(scope.trace, "steps")) is not None:
+        return missing
+    if isinstance(scope.steps, NotApplicable):
+        return scope.steps
+    parts = []
+    for rank in scope.ranks:
+        steps = _cut(scope.steps[scope.steps["rank"] == rank], scope.windows[rank])
+        times = measure(scope.activities[rank], steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
+        parts.append(steps.assign(**times))
+    accounts = pd.concat(parts, ignore_index=True)
+    return with_fractions(accounts, ~accounts["rank"].isin(hidden_ns(scope)).to_numpy())
+
+
+def _cut(steps: pd.DataFrame, window: Window) -> pd.DataFrame:
+    """Return the steps that reach into the window, cut to its outer edges."""
+    low, high = window.pieces.start_ns[0], window.pieces.end_ns[-1]
+    inside = steps[(steps["end_ns"] > low) & (steps["start_ns"] < high)]
+    return inside.assign(
+        start_ns=np.maximum(inside["start_ns"], low), end_ns=np.minimum(inside["end_ns"], high)
+    )
+
+
+def hidden_ns(scope: Scope) -> dict[int, int]:
+    """Return how much device time of a rank is hidden inside CUDA graphs traced as a whole; ranks without it are left out.
+
+    Args:
+        scope: What to look at.
+    """
+    graphs = scope.trace.ops[scope.trace.ops["kind"] == "graph"]
+    return {
+        int(rank): intervals.total_ns(
+            intervals.union(Intervals(group["start_ns"].to_numpy(), group["end_ns"].to_numpy()))
+        )
+        for rank, group in graphs.groupby("rank")
+        if int(rank) in scope.ranks
+    }

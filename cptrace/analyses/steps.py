@@ -1,0 +1,157 @@
+"""Steps: when each training step ran on each rank's device."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from cptrace import labels
+from cptrace.errors import UsageError
+from cptrace.intervals import Int64Array
+from cptrace.launches import Launches, closed_ranges
+from cptrace.outcome import NotApplicable
+from cptrace.trace import Trace
+
+# Our own label, and what people write: "step 12", "step_12", "Iteration: 3", "ProfilerStep#7". A word alone or with a
+# number, but not "step_optimizer" or "stepping": those are parts of a step.
+DEFAULT_PATTERN: Final = re.compile(
+    rf"{labels.STEP}|(?i:step|iteration|iter|ProfilerStep)(?:[\s_:#=./-]*\d+(?!\w).*|)(?:, .*)?"
+)
+_MAX_EXAMPLES: Final = 5
+COLUMNS: Final = ("rank", "step", "name", "start_ns", "end_ns", "n_ops")
+
+
+def find_steps(
+    trace: Trace, launches: Launches, pattern: re.Pattern[str] | None = None
+) -> pd.DataFrame | NotApplicable:
+    """Return when each step ran on each rank: from the first to the last op launched inside the step's range.
+
+    A step's range speaks for all threads of its process, because backward passes launch from threads of their own.
+    Of matching ranges that lie within each other only the outermost counts.
+
+    Args:
+        trace: Trace as a source read it.
+        launches: The launching call of each op.
+        pattern: What a step range is called, searched in range names; None for the usual names.
+
+    Returns:
+        One row per rank and step: rank, step (0.. in host order), name, start_ns, end_ns, n_ops.
+
+    Raises:
+        UsageError: A pattern was asked for and no range matches it.
+    """
+    ranges = _step_ranges(trace, pattern)
+    if isinstance(ranges, NotApplicable):
+        return ranges
+    if not launches.is_known.any():
+        return NotApplicable(
+            "steps",
+            "step ranges were found, but no launch of device work was recorded that would tie the work to them;"
+            " record again with: nsys profile --trace=cuda,nvtx",
+            tuple(table for table in trace.meta.missing_tables if "RUNTIME" in table),
+        )
+    return _project(trace.ops, trace.api_calls, launches, ranges)
+
+
+def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame | NotApplicable:
+    """Return the outermost closed ranges that are steps, with their number within their process."""
+    if trace.ranges.empty:
+        if pattern is not None:
+            raise UsageError(
+                f"--step-range {pattern.pattern!r}: {trace.meta.path} has no NVTX ranges; record with --trace=cuda,nvtx"
+            )
+        return NotApplicable(
+            "steps",
+            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0') and record with --trace=cuda,nvtx",
+            ("NVTX_EVENTS",),
+        )
+    names = trace.ranges["name"].cat
+    matches = (lambda text: pattern.search(text)) if pattern is not None else DEFAULT_PATTERN.fullmatch
+    is_step = np.array([matches(text) is not None for text in names.categories] + [False])
+    ranges = closed_ranges(trace.ranges[is_step[names.codes.to_numpy()]])
+    ranges = ranges[ranges["kind"] != "mark"]
+    if ranges.empty:
+        examples = _examples(trace.ranges)
+        if pattern is not None:
+            raise UsageError(
+                f"--step-range {pattern.pattern!r} matches no range of {trace.meta.path}; {examples}"
+            )
+        return NotApplicable(
+            "steps", f"no NVTX range is called like a step; name it with --step-range REGEX; {examples}"
+        )
+    return _outermost(ranges)
+
+
+def _examples(ranges: pd.DataFrame) -> str:
+    """Return the most frequent names of ranges, numbers folded, so that the user can pick a pattern."""
+    folded = ranges["name"].astype(str).str.replace(r"\d+", "N", regex=True).str.slice(0, 60)
+    common = sorted(folded.value_counts().items(), key=lambda item: (-item[1], item[0]))[:_MAX_EXAMPLES]
+    return "the most frequent ranges are: " + "; ".join(f"{name!r} ({count}x)" for name, count in common)
+
+
+def _outermost(ranges: pd.DataFrame) -> pd.DataFrame:
+    """Return the ranges that lie in no other one of their process, numbered within it."""
+    ordered = ranges.assign(end_ns=ranges["end_ns"].astype(np.int64)).sort_values(
+        ["process", "start_ns", "end_ns"], ascending=[True, True, False], kind="stable"
+    )
+    reach = (
+        ordered.groupby("process", sort=False)["end_ns"]
+        .cummax()
+        .groupby(ordered["process"], sort=False)
+        .shift()
+    )
+    outermost = ordered[reach.isna() | (ordered["end_ns"] > reach)]
+    return outermost.assign(step=outermost.groupby("process", sort=False).cumcount()).reset_index(drop=True)
+
+
+def _project(
+    ops: pd.DataFrame, api_calls: pd.DataFrame, launches: Launches, ranges: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the extent on the device of what was launched inside each range."""
+    row, in_step = _step_of_each_op(
+        ops["process"].to_numpy(), api_calls["start_ns"].to_numpy(), launches, ranges
+    )
+    members = np.flatnonzero(in_step)
+    rank = ops["rank"].to_numpy()[members].astype(np.int64)
+    key = rank * len(ranges) + row[members]
+    order = np.argsort(key, kind="stable")
+    members, key = members[order], key[order]
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, np.int64)
+    steps = pd.DataFrame(
+        {
+            "rank": (key[first] // len(ranges)).astype(np.int64),
+            "step": ranges["step"].to_numpy()[key[first] % len(ranges)],
+            "name": ranges["name"].astype(str).to_numpy()[key[first] % len(ranges)],
+            "start_ns": _reduce(np.minimum, ops["start_ns"].to_numpy()[members], first),
+            "end_ns": _reduce(np.maximum, ops["end_ns"].to_numpy()[members], first),
+            "n_ops": np.diff(np.append(first, len(key))),
+        }
+    )
+    return steps.sort_values(["rank", "step"], kind="stable").reset_index(drop=True)
+
+
+def _reduce(function: np.ufunc, values: Int64Array, first: Int64Array) -> Int64Array:
+    return function.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+
+
+def _step_of_each_op(
+    process: Int64Array, call_start_ns: Int64Array, launches: Launches, ranges: pd.DataFrame
+) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+    """Return the row of the step range in which each op was launched, and whether there is one."""
+    row = np.zeros(len(process), np.int64)
+    in_step = np.zeros(len(process), bool)
+    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    owners = ranges["process"].to_numpy()
+    for owner in pd.unique(owners):
+        rows = np.flatnonzero(owners == owner)
+        mine = np.flatnonzero(launches.is_known & (process == owner))
+        instant = call_start_ns[launches.call[mine]]
+        place = np.searchsorted(start[rows], instant, side="right") - 1
+        is_inside = (place >= 0) & (instant < end[rows][np.maximum(place, 0)])
+        row[mine] = rows[np.maximum(place, 0)]
+        in_step[mine] = is_inside
+    return row, in_step

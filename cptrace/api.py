@@ -1,0 +1,179 @@
+"""The library behind the command line: open traces, analyse them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cptrace import intervals
+from cptrace.analyses import ANALYSES, ScopeRequest, make_scope
+from cptrace.analyses.account import hidden_ns
+from cptrace.analyses.scope import Scope
+from cptrace.errors import UsageError
+from cptrace.outcome import NotApplicable
+from cptrace.report import SECTIONS, Report, Row, to_rows
+from cptrace.sources import ReadOptions, read_trace
+from cptrace.trace import Trace
+from cptrace.units import format_ns
+
+_MAX_UNCLASSIFIED_NAMES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """How to analyse.
+
+    Attributes:
+        scope: Which part of the traces to look at.
+        read: How to read the files.
+    """
+
+    scope: ScopeRequest = field(default_factory=ScopeRequest)
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+
+def open_trace(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
+    """Return the trace in a file.
+
+    Args:
+        path: Path of a trace of any known format; it is never written to.
+        options: How to read it.
+
+    Raises:
+        SourceError: The file is missing, unreadable, damaged or of no known format.
+        TraceError: Its content contradicts itself.
+
+    Example:
+        trace = cptrace.open_trace("report.sqlite")
+        trace.ops.groupby("stream").size()
+    """
+    return read_trace(Path(path), options)
+
+
+def analyze(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: AnalyzeOptions | None = None
+) -> Report:
+    """Return the report of one or more trace files.
+
+    Args:
+        paths: Path or paths of traces; several are the ranks or nodes of one job.
+        options: How to analyse.
+
+    Raises:
+        SourceError: A file is missing, unreadable, damaged or of no known format.
+        TraceError: A file's content contradicts itself.
+        UsageError: A rank, step range or window was asked for that a trace does not have.
+
+    Example:
+        report = cptrace.analyze("report.sqlite")
+        report.frame("ranks")[["rank", "comm_share", "overlap"]]
+    """
+    options = options or AnalyzeOptions()
+    files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not files:
+        raise UsageError("no trace was named; give at least one file")
+    parts = []
+    for path in files:
+        parts.append(_analyze_one(open_trace(path, options.read), options.scope))
+    return _combine(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one trace contributes to a report."""
+
+    input: Row
+    sections: dict[str, tuple[Row, ...]]
+    not_applicable: tuple[NotApplicable, ...]
+    coverage: dict[str, Any]
+
+
+def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
+    scope = make_scope(trace, request)
+    sections: dict[str, tuple[Row, ...]] = {}
+    not_applicable = list(_hidden(scope))
+    for analysis in ANALYSES:
+        outcome = analysis.run(scope)
+        if isinstance(outcome, NotApplicable):
+            not_applicable.append(outcome)
+        else:
+            sections[analysis.section] = to_rows(outcome)
+    return _Part(_input(trace), sections, tuple(not_applicable), _coverage(scope))
+
+
+def _input(trace: Trace) -> Row:
+    meta = trace.meta
+    return {
+        "path": meta.path,
+        "format": meta.format,
+        "tool_version": meta.tool_version,
+        "schema_version": meta.schema_version,
+        "device_kind": meta.device_kind,
+        "clock": meta.clock,
+        "session_start_utc_ns": meta.session_start_utc_ns,
+        "run": dict(meta.run) or None,
+    }
+
+
+def _hidden(scope: Scope) -> Iterable[NotApplicable]:
+    """Yield why the shares of ranks whose work is hidden inside CUDA graphs cannot be told."""
+    if hidden := hidden_ns(scope):
+        total = sum(hidden.values())
+        yield NotApplicable(
+            "overlap",
+            f"{format_ns(total)} of device time lie inside CUDA graphs that were traced as a whole, so what communicates in"
+            " them is not known; record again with: nsys profile --cuda-graph-trace=node",
+            ("CUPTI_ACTIVITY_KIND_KERNEL rows of graph nodes",),
+        )
+
+
+def _coverage(scope: Scope) -> dict[str, Any]:
+    ops, meta = scope.trace.ops, scope.trace.meta
+    unclassified = ops[ops["is_unclassified"]]
+    by_name = (unclassified["end_ns"] - unclassified["start_ns"]).groupby(unclassified["name"], observed=True)
+    names = by_name.agg(["size", "sum"]).reset_index().astype({"name": str})
+    names = names.sort_values(["sum", "name"], ascending=[False, True]).head(_MAX_UNCLASSIFIED_NAMES)
+    names.columns = ["name", "count", "total_ns"]
+    pieces = [
+        intervals.intersect(scope.activities[r].unclassified, scope.windows[r].pieces) for r in scope.ranks
+    ]
+    return {
+        "n_ops": len(ops),
+        "n_launches_missing": int((~scope.launches.is_known).sum()),
+        "unclassified_ns": sum(intervals.total_ns(united) for united in pieces),
+        "unclassified": list(to_rows(names)),
+        "missing_tables": list(meta.missing_tables),
+        "notes": [{"path": meta.path, "code": n.code, "text": n.text, "count": n.count} for n in meta.notes],
+    }
+
+
+def _combine(parts: Sequence[_Part]) -> Report:
+    """Return one report of all traces; ranks that files do not name themselves are counted on from file to file."""
+    offset = 0
+    sections: dict[str, list[Row]] = {section: [] for section in SECTIONS}
+    for part in parts:
+        ranks = [row["rank"] for row in part.sections.get("ranks", ())]
+        shift = offset if part.input["run"] is None and len(parts) > 1 else 0
+        for section, rows in part.sections.items():
+            sections[section] += [{**row, "rank": row["rank"] + shift} if shift else row for row in rows]
+        offset = max(offset, shift + max(ranks, default=-1) + 1)
+    return Report(
+        inputs=tuple(part.input for part in parts),
+        sections={section: tuple(rows) for section, rows in sections.items()},
+        not_applicable=tuple(dict.fromkeys(entry for part in parts for entry in part.not_applicable)),
+        coverage=_combine_coverage([part.coverage for part in parts]),
+    )
+
+
+def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(parts) == 1:
+        return parts[0]
+    sums = {
+        name: sum(part[name] for part in parts) for name in ("n_ops", "n_launches_missing", "unclassified_ns")
+    }
+    lists = {name: [entry for part in parts for entry in part[name]] for name in ("unclassified", "notes")}
+    missing = list(dict.fromkeys(table for part in parts for table in part["missing_tables"]))
+    return {**sums, "unclassified": lists["unclassified"], "missing_tables": missing, "notes": lists["notes"]}

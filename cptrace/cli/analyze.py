@@ -1,0 +1,85 @@
+"""`cptrace analyze`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from cptrace.analyses import ScopeRequest
+from cptrace.analyses.windows import parse_window
+from cptrace.api import AnalyzeOptions
+from cptrace.api import analyze as analyze_traces
+from cptrace.cli.output import check_output, has_color, terminal_width, write_output
+from cptrace.cli.progress import loading
+from cptrace.errors import UsageError
+from cptrace.renderers import RENDERERS, RenderOptions, find_renderer
+from cptrace.sources import SOURCES, ReadOptions
+
+_FORMATS = [renderer.name for renderer in RENDERERS]
+_SOURCES = "\b\n" + "\n".join(f"  {source.name:12} {source.summary}" for source in SOURCES)
+
+
+@click.command(
+    help=f"""Explain where the time of a trace goes: communication share, overlap, exposed communication, idle.
+
+Several PATHs are the ranks or nodes of one job. Formats read:
+
+{_SOURCES}
+
+Without --window the steps are accounted for where the trace marks them with NVTX ranges, else everything from the
+first to the last operation on each device."""
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(_FORMATS),
+    default="text",
+    show_default=True,
+    help="Form of the report.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to a file.")
+@click.option("--force", is_flag=True, help="Replace the output file if it exists.")
+@click.option(
+    "--step-range",
+    metavar="REGEX",
+    help="NVTX ranges that are steps, searched in their names.  [default: step, iteration or ProfilerStep with a number]",
+)
+@click.option(
+    "--window",
+    metavar="A:B|all",
+    help="Part to account for, in trace time with units, such as 1.2s:1300ms; `all`: first to last operation.",
+)
+@click.option("--rank", "ranks", type=int, multiple=True, help="Only this rank; may be repeated.")
+@click.option(
+    "--drop-invalid", is_flag=True, help="Leave out device work with impossible times, and count it."
+)
+def analyze(
+    paths: tuple[Path, ...],
+    format_name: str,
+    output: Path | None,
+    force: bool,
+    step_range: str | None,
+    window: str | None,
+    ranks: tuple[int, ...],
+    drop_invalid: bool,
+) -> None:
+    request = ScopeRequest(
+        step_pattern=_compile(step_range),
+        window=None if window is None else parse_window(window),
+        ranks=ranks,
+    )
+    check_output(output, force=force, inputs=paths)
+    with loading() as progress:
+        report = analyze_traces(paths, AnalyzeOptions(request, ReadOptions(drop_invalid, progress)))
+    options = RenderOptions(width=terminal_width(), has_color=output is None and has_color())
+    write_output(find_renderer(format_name).render(report, options), output)
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--step-range {pattern!r} is not a regular expression: {error}") from error

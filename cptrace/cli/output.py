@@ -1,0 +1,91 @@
+"""Where a command's result goes: standard output, or a file that is never overwritten unasked nor left half-written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cptrace.errors import RenderError
+
+_PLAIN_WIDTH: Final = 80
+
+
+def check_output(output: Path | None, *, force: bool, inputs: Iterable[Path] = ()) -> None:
+    """Check, before any work is done, that an output file may be written.
+
+    Args:
+        output: File to write; None for standard output.
+        force: The file may exist.
+        inputs: Files that must not be overwritten, whatever `force` says.
+
+    Raises:
+        RenderError: The file may not be written, and why.
+    """
+    if output is None:
+        return
+    if output.is_dir():
+        raise RenderError(f"cannot write {output}: it is a folder; name a file")
+    if not output.parent.is_dir():
+        raise RenderError(f"cannot write {output}: there is no folder {output.parent}; make it first")
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise RenderError(f"cannot write {output}: it is an input; inputs are never written to")
+    if output.exists() and not force:
+        raise RenderError(
+            f"cannot write {output}: it exists; choose another name, or replace it with --force"
+        )
+    if not os.access(output.parent, os.W_OK) or (output.exists() and not os.access(output, os.W_OK)):
+        raise RenderError(f"cannot write {output}: permission denied; choose a place that you may write to")
+
+
+def write_output(text: str, output: Path | None) -> None:
+    """Write a result.
+
+    Args:
+        text: What to write.
+        output: File to write, whole or not at all; None for standard output.
+
+    Raises:
+        RenderError: The file cannot be written.
+    """
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=output.parent, prefix=f".{output.name}.", delete=False
+        ) as file:
+            try:
+                file.write(text)
+                file.flush()
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+                os.replace(file.name, output)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise RenderError(f"cannot write {output}: {error.strerror}; choose another place") from error
+
+
+def terminal_width() -> int:
+    """Return the number of columns to write for: the terminal's, else 80 (or what COLUMNS says)."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return _PLAIN_WIDTH
+    return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
+
+
+def has_color() -> bool:
+    """Return whether standard output is a terminal that wants colour (see no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

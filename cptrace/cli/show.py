@@ -1,0 +1,18 @@
+"""Shows a report on the terminal, for commands that end with one."""
+
+from __future__ import annotations
+
+import click
+
+from cptrace.cli.output import has_color, terminal_width
+from cptrace.renderers import RenderOptions, find_renderer
+from cptrace.report import Report
+
+
+def show_report(report: Report) -> None:
+    """Write a report to standard output as text.
+
+    Args:
+        report: Report to show.
+    """
+    click.echo(find_renderer("text").render(report, RenderOptions(terminal_width(), has_color())), nl=False)

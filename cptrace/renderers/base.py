@@ -1,0 +1,36 @@
+"""What every renderer shares: a report in, a text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cptrace.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How to render.
+
+    Attributes:
+        width: Columns of the terminal.
+        has_color: Whether the reader shows colour.
+    """
+
+    width: int = 80
+    has_color: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """One form of a report.
+
+    Attributes:
+        name: What `--format` calls it.
+        summary: One line for help.
+        render: Makes the text.
+    """
+
+    name: str
+    summary: str
+    render: Callable[[Report, RenderOptions], str]

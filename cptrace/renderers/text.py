@@ -1,0 +1,295 @@
+"""Renderer `text`: one screen at 80 columns, headline first."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cptrace.classify import function_name
+from cptrace.renderers.base import Renderer, RenderOptions
+from cptrace.report import Report, Row
+from cptrace.trace import CPU_EMULATED
+from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
+
+_MAX_ROWS: Final = 8
+_MIN_NAME: Final = 12
+_BAR: Final = (("compute_ns", "█"), ("exposed_comm_ns", "▒"), ("exposed_copy_ns", "+"), ("idle_ns", "·"))
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """Return the report as text for a terminal.
+
+    Args:
+        report: Report to render.
+        options: Width and colour.
+    """
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=options.width,
+        force_terminal=options.has_color,
+        color_system="standard" if options.has_color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for block in _blocks(report, options.width):
+        console.print(block)
+    lines = (line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(lines).rstrip() + "\n"
+
+
+RENDERER: Final = Renderer("text", "one screen for people", render)
+
+
+def _blocks(report: Report, width: int) -> Iterable[Any]:
+    yield from _inputs(report)
+    for heading, section, table in (
+        ("Time of each rank", "ranks", _ranks),
+        ("Steps (slowest rank of each)", "steps", _steps),
+        ("Collectives (all ranks)", "collectives", _collectives),
+        ("Streams", "streams", _streams),
+        ("Longest device work (all ranks)", "kernels", _kernels),
+    ):
+        rows = report.rows(section)
+        if rows:
+            yield Text(f"\n{heading}", style="bold")
+            yield from table(rows, width)
+    yield from _not_applicable(report)
+    yield from _coverage(report)
+
+
+def _inputs(report: Report) -> Iterable[Any]:
+    for entry in report.inputs:
+        yield Text(_clean(entry["path"]), style="bold")
+        versions = [
+            entry["format"],
+            entry["tool_version"],
+            entry["schema_version"] and f"schema {entry['schema_version']}",
+        ]
+        yield Text("  " + ", ".join(_clean(part) for part in versions if part))
+        if entry["device_kind"] == CPU_EMULATED:
+            yield Text(
+                f"  CPU EMULATION, {entry['clock']} clock: no figure below is a GPU's", style="bold yellow"
+            )
+        if entry["run"]:
+            yield Text("  " + _clean(_run_line(entry["run"])))
+
+
+def _run_line(run: Row) -> str:
+    order = "causal" if run.get("causal") else "full attention"
+    return (
+        f"{run.get('scheme')}: {run.get('cp_size')} ranks, {run.get('seq_len')} tokens, {run.get('heads')} heads"
+        f" ({run.get('kv_heads')} KV) of {run.get('head_dim')}, {run.get('layers')} layers, {run.get('dtype')}, {order}"
+    )
+
+
+def _ranks(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "window", "compute", "comm", "overlap", "exposed comm", "copy, other", "idle"):
+        table.add_column(name, justify="right")
+    for row in rows[: 2 * _MAX_ROWS]:
+        table.add_row(
+            f"{row['rank']}\ndev {row['device']}",
+            f"{format_ns(row['window_ns'])}\n{row['window_basis']}",
+            f"{format_ns(row['compute_ns'])}\n{_part(row, 'compute_ns')}",
+            f"{format_ns(row['comm_ns'])}\n{format_fraction(row['comm_share'])}",
+            format_fraction(row["overlap"]) + ("" if row["overlap"] is None else "\nof comm"),
+            f"{format_ns(row['exposed_comm_ns'])}\n{format_fraction(row['exposed_comm_share'])}",
+            f"{format_ns(row['exposed_copy_ns'])}\n{_part(row, 'exposed_copy_ns')}",
+            f"{format_ns(row['idle_ns'])}\n{_part(row, 'idle_ns')}",
+        )
+    yield table
+    yield from _rest(len(rows), "ranks", 2 * _MAX_ROWS)
+    yield from _bars(rows, width)
+    yield from _balance(rows)
+
+
+def _part(row: Row, name: str) -> str:
+    return format_fraction(row[name] / row["window_ns"] if row["window_ns"] else None)
+
+
+def _bars(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    """Yield one stacked bar per rank, its length the window's share of the longest one."""
+    longest = max((row["window_ns"] for row in rows), default=0)
+    if not longest:
+        return
+    room = max(20, width - 8)
+    for row in rows[: 2 * _MAX_ROWS]:
+        edges = _edges([row[name] for name, _ in _BAR], longest, room)
+        bar = "".join(
+            sign * (high - low) for (_, sign), low, high in zip(_BAR, edges, edges[1:], strict=False)
+        )
+        yield Text(f"{row['rank']:>5}  {bar}")
+    yield Text("       █ compute  ▒ exposed comm  + exposed copy  · idle", style="dim")
+
+
+def _edges(parts: Sequence[int], longest: int, room: int) -> list[int]:
+    """Return where each part of a bar starts, and its end, in columns."""
+    edges, total = [0], 0
+    for part in parts:
+        total += part
+        edges.append(round(total * room / longest))
+    return edges
+
+
+def _balance(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield the account in nanoseconds, of the rank with the longest window: it must sum exactly."""
+    row = max(rows, key=lambda r: (r["window_ns"], -r["rank"]))
+    parts = {
+        "compute": "compute_ns",
+        "exposed comm": "exposed_comm_ns",
+        "exposed copy": "exposed_copy_ns",
+        "idle": "idle_ns",
+    }
+    is_exact = all(sum(r[name] for name in parts.values()) == r["window_ns"] for r in rows)
+    text = " + ".join(f"{label} {row[name]:,}" for label, name in parts.items())
+    verdict = "every rank sums exactly" if is_exact else "NOT EXACT: please report this as a bug of cptrace"
+    yield Text(f"rank {row['rank']}: {text} = window {row['window_ns']:,} ns ({verdict})", style="dim")
+
+
+def _steps(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    numbers = sorted({row["step"] for row in rows})
+    lines = []
+    for number in numbers[:_MAX_ROWS]:
+        row = max((r for r in rows if r["step"] == number), key=lambda r: (r["window_ns"], -r["rank"]))
+        times = (
+            format_ns(row[name])
+            for name in ("window_ns", "compute_ns", "comm_ns", "exposed_comm_ns", "idle_ns")
+        )
+        lines.append((row["name"], str(row["rank"]), *times, format_fraction(row["overlap"])))
+    columns = ("step", "rank", "time", "compute", "comm", "exposed comm", "idle", "overlap")
+    yield _table(columns, lines, width, name=0)
+    yield from _rest(len(numbers), "steps")
+
+
+def _collectives(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    groups = _group(rows, lambda row: (row["kind"], row["name"]), "total_ns")
+    lines = []
+    for (kind, name), group in groups[:_MAX_ROWS]:
+        total, busy = (sum(row[field] for row in group) for field in ("total_ns", "busy_ns"))
+        size = None if any(row["bytes"] is None for row in group) else sum(row["bytes"] for row in group)
+        has_rate = size is not None and total and all(row["bytes_per_s"] is not None for row in group)
+        lines.append(
+            (
+                _function(name),
+                kind,
+                str(sum(row["count"] for row in group)),
+                format_ns(total),
+                format_fraction(sum(row["overlapped_ns"] for row in group) / busy if busy else None),
+                format_ns(sum(row["exposed_ns"] for row in group)),
+                format_bytes(size),
+                format_bytes_per_s(size * 1e9 / total if has_rate and size is not None else None),
+            )
+        )
+    yield _table(("name", "kind", "ops", "time", "overlap", "exposed", "sent", "rate"), lines, width, name=0)
+    yield from _rest(len(groups), "collectives")
+
+
+def _streams(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    lines = []
+    for row in rows[: 2 * _MAX_ROWS]:
+        times = (format_ns(row[name]) for name in ("busy_ns", "compute_ns", "comm_ns", "copy_ns"))
+        lines.append((*(str(row[name]) for name in ("rank", "context", "stream", "n_ops")), *times))
+    yield _table(("rank", "context", "stream", "ops", "busy", "compute", "comm", "copy"), lines, width)
+    yield from _rest(len(rows), "streams", 2 * _MAX_ROWS)
+
+
+def _kernels(rows: Sequence[Row], width: int) -> Iterable[Any]:
+    groups = _group(rows, lambda row: (_function(row["name"]), row["role"]), "total_ns")
+    lines = [
+        (
+            name,
+            role,
+            str(sum(row["count"] for row in group)),
+            format_ns(sum(row["total_ns"] for row in group)),
+            format_ns(max(row["longest_ns"] for row in group)),
+        )
+        for (name, role), group in groups[:_MAX_ROWS]
+    ]
+    yield _table(("name", "role", "ops", "time", "longest"), lines, width, name=0)
+    yield from _rest(len(groups), "names")
+
+
+def _group(rows: Sequence[Row], key: Callable[[Row], Any], by: str) -> list[tuple[Any, list[Row]]]:
+    """Return the rows by key, the group with the largest sum first."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return sorted(groups.items(), key=lambda item: (-sum(row[by] for row in item[1]), item[0]))
+
+
+def _not_applicable(report: Report) -> Iterable[Any]:
+    if report.not_applicable:
+        yield Text("\nCould not tell", style="bold")
+    by_reason: dict[str, list[str]] = {}
+    for entry in report.not_applicable:
+        by_reason.setdefault(entry.reason, []).append(entry.analysis)
+    for reason, names in by_reason.items():
+        yield _bullet(f"{', '.join(names)}: {reason}")
+
+
+def _coverage(report: Report) -> Iterable[Any]:
+    lines = []
+    busy = sum(row["window_ns"] - row["idle_ns"] for row in report.rows("ranks"))
+    if unclassified := report.coverage.get("unclassified_ns"):
+        names = ", ".join(_function(entry["name"]) for entry in report.coverage["unclassified"][:3])
+        share = format_fraction(unclassified / busy if busy else None)
+        lines.append(
+            f"{format_ns(unclassified)} ({share} of busy time) is in work that no rule knows, such as {names}"
+        )
+    lines += [
+        f"{note['text']}" + (f" ({note['count']}x)" if note["count"] else "")
+        for note in report.coverage.get("notes", ())
+    ]
+    if lines:
+        yield Text("\nMind", style="bold")
+    for line in lines:
+        yield _bullet(line)
+
+
+def _bullet(text: str) -> Padding:
+    return Padding(Text("- " + _clean(text)), (0, 0, 0, 1))
+
+
+def _table(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], width: int, name: int | None = None
+) -> Table:
+    """Return a table of one line per row; the column of names is cut to the room that the others leave."""
+    cells = [[_clean(cell) for cell in line] for line in lines]
+    if name is not None:
+        others = [max(len(line[c]) for line in [columns, *cells]) for c in range(len(columns)) if c != name]
+        room = max(_MIN_NAME, width - sum(others) - 2 * len(others))
+        cells = [[_cut(cell, room) if c == name else cell for c, cell in enumerate(line)] for line in cells]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for position, title in enumerate(columns):
+        is_text = position == name or title in ("kind", "role")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
+    for line in cells:
+        table.add_row(*line)
+    return table
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _rest(n_all: int, what: str, n_shown: int = _MAX_ROWS) -> Iterable[Any]:
+    if n_all > n_shown:
+        yield Text(f"and {n_all - n_shown} more {what}; --format json has all", style="dim")
+
+
+def _function(name: str) -> str:
+    """Return a kernel's function without template and call arguments; the full name is in the JSON."""
+    return _clean(function_name(name)).replace("::<unnamed>", "")
+
+
+def _clean(text: object) -> str:
+    """Return text without control characters: names come from traces and must not steer the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))

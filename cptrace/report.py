@@ -1,0 +1,110 @@
+"""Report: what all analyses of one or more traces found, and its JSON (schema `cptrace.report/1`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import pandas as pd
+
+from cptrace.errors import SourceError
+from cptrace.outcome import NotApplicable
+
+SCHEMA: Final = "cptrace.report/1"
+SECTIONS: Final = ("ranks", "steps", "collectives", "streams", "kernels", "start_causes", "findings")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the analyses found. Rows hold plain integers, floats, texts and None for missing values.
+
+    Attributes:
+        inputs: One row per trace: path, format, versions, device kind, clock.
+        sections: Rows of each of `SECTIONS`.
+        not_applicable: Analyses that could not be made, and why.
+        coverage: How much of the traces the figures rest on.
+    """
+
+    inputs: tuple[Row, ...]
+    sections: Mapping[str, tuple[Row, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    not_applicable: tuple[NotApplicable, ...] = ()
+    coverage: Row = field(default_factory=lambda: MappingProxyType({}))
+
+    def rows(self, section: str) -> tuple[Row, ...]:
+        """Return the rows of a section, none where it is empty.
+
+        Args:
+            section: One of `SECTIONS`.
+        """
+        return self.sections.get(section, ())
+
+    def frame(self, section: str) -> pd.DataFrame:
+        """Return a section as a frame.
+
+        Args:
+            section: One of `SECTIONS`.
+        """
+        return pd.DataFrame(list(self.rows(section)))
+
+    def to_json(self) -> str:
+        """Return the report as JSON: the same bytes for the same input, missing values as null, one final newline."""
+        document = {
+            "schema": SCHEMA,
+            "inputs": [dict(row) for row in self.inputs],
+            **{section: [dict(row) for row in self.rows(section)] for section in SECTIONS},
+            "not_applicable": [
+                {"analysis": entry.analysis, "reason": entry.reason, "missing": list(entry.missing)}
+                for entry in self.not_applicable
+            ],
+            "coverage": dict(self.coverage),
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Return the report that a JSON text holds.
+
+        Args:
+            text: JSON of the schema `cptrace.report/1`; additions to it are ignored.
+
+        Raises:
+            SourceError: The text is no JSON, or of another schema.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise SourceError(f"not a report: the text is no JSON ({error})") from error
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found != SCHEMA:
+            raise SourceError(
+                f"not a report of schema {SCHEMA}, found {found!r}; make it again with this version"
+            )
+        return cls(
+            inputs=tuple(document["inputs"]),
+            sections=MappingProxyType({section: tuple(document.get(section, ())) for section in SECTIONS}),
+            not_applicable=tuple(
+                NotApplicable(entry["analysis"], entry["reason"], tuple(entry["missing"]))
+                for entry in document["not_applicable"]
+            ),
+            coverage=document["coverage"],
+        )
+
+
+def to_rows(frame: pd.DataFrame) -> tuple[Row, ...]:
+    """Return the rows of a frame as plain Python values, None where a value is missing.
+
+    Args:
+        frame: Frame whose columns are integers, floats or texts, nullable or not.
+    """
+    columns = {name: _plain(frame[name]) for name in frame.columns}
+    return tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def _plain(column: pd.Series) -> list[Any]:
+    values = column.astype(object).where(~column.isna().to_numpy(), None).tolist()
+    return [value.item() if hasattr(value, "item") else value for value in values]
