@@ -1,9 +1,11 @@
 """The context-parallel schemes that can be run, and what each one sends.
 
-The formulas count what one rank sends for one layer, batch 1. `instrumented/schemes` binds the same names to code.
+The formulas count what one rank sends for one layer, batch 1. `instrumented/schemes` binds the same names
+to code.
 
-Source: counting the transfers of each algorithm; the ring's are those of Liu et al., "Ring Attention with Blockwise
-Transformers for Near-Infinite Context", section 3, with gradients of K and V travelling with their chunk.
+Source: counting the transfers of each algorithm; the ring's are those of Liu et al., "Ring Attention with
+Blockwise Transformers for Near-Infinite Context", section 3, with gradients of K and V travelling with
+their chunk.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ SCHEMES: tuple[SchemeInfo, ...] = (
         summary="K and V travel round a ring while each rank attends to the chunk it holds; double-buffered",
         pattern="send_recv",
         layout="contiguous",
-        limits="sequence divisible by the ranks; with --causal rank r works on r+1 of P hops, so ranks are unbalanced",
+        limits="sequence divisible by the ranks; with --causal rank r works on r+1 of P hops: unbalanced",
         min_cp_size=2,
         forward_bytes=_ring_forward_bytes,
         backward_bytes=_ring_backward_bytes,

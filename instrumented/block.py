@@ -1,8 +1,8 @@
-"""Attention of one block of queries over one block of keys, forward and backward: the only use of an attention kernel.
+"""Attention of one block of queries over one block of keys: the only place that calls an attention kernel.
 
 Whatever kernel is behind it, a caller gets: tensors in BLHD layout, an lse that is the contiguous natural-log
-denominator in fp32 (fp64 for fp64 inputs), -inf for a query that saw no key, and gradients that are exact parts of
-the whole when `out` and `lse` are those of the whole row.
+denominator in fp32 (fp64 for fp64 inputs), -inf for a query that saw no key, and gradients that are exact
+parts of the whole when `out` and `lse` are those of the whole row.
 
 Shapes: B batch, L query tokens, S key tokens, H query heads, G key/value heads, D head dim.
 """
@@ -101,9 +101,7 @@ def _require_square(q_BLHD: Tensor, k_BSGD: Tensor, is_causal: bool) -> None:
 
 def _empty_result(q_BLHD: Tensor) -> tuple[Tensor, Tensor]:
     batch, n_queries, heads, _ = q_BLHD.shape
-    lse_BHL = q_BLHD.new_full(
-        (batch, heads, n_queries), -torch.inf, dtype=accumulator_dtype(q_BLHD.dtype)
-    )
+    lse_BHL = q_BLHD.new_full((batch, heads, n_queries), -torch.inf, dtype=accumulator_dtype(q_BLHD.dtype))
     return torch.zeros_like(q_BLHD), lse_BHL
 
 

@@ -17,8 +17,8 @@ MAX_ERROR_RATIO: Final = 2.0
 """A scheme may be off by this many times the error of one kernel in the same type."""
 
 _FLOOR_ULPS: Final = 4
-"""Errors up to this many units in the last place of the largest value always pass: where one kernel happens to be
-exact, twice its error would forbid any rounding at all."""
+"""Errors up to this many units in the last place of the largest value always pass: where one kernel happens
+to be exact, twice its error would forbid any rounding at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Exchanges between ranks, on the runtime. Each class refuses an order of calls that would move wrong data."""
+"""Exchanges between ranks, on the runtime. Each refuses an order of calls that would move wrong data."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _SlotState(Enum):
 class Slot:
     """A set of tensors that a ring exchange receives into, used again and again.
 
-    Posted, it is being received; held, a stream may read it; free, it may be received into. The data of a free slot
-    stays valid until the next post, so that it can still be sent on.
+    Posted, it is being received; held, a stream may read it; free, it may be received into. The data of a
+    free slot stays valid until the next post, so that it can still be sent on.
     """
 
     def __init__(self, device: Device, tensors: Sequence[Tensor]) -> None:
@@ -39,7 +39,7 @@ class Slot:
 
 
 class RingExchange:
-    """Sends tensors to the next rank and receives from the previous one, on a stream and communicator of its own."""
+    """Sends tensors to the next rank, receives from the previous; has its own stream and communicator."""
 
     def __init__(self, device: Device, tensor_name: str) -> None:
         """Create the stream and the communicator; every rank must do so in the same order.

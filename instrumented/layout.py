@@ -1,7 +1,8 @@
 """Which tokens each rank holds, and in which order.
 
-A layout is a permutation of the token positions, cut into `cp_size` equal pieces: rank r holds the positions in
-piece r. Everything else (shard, unshard, position ids) follows from it, for contiguous layouts and others alike.
+A layout is a permutation of the token positions, cut into `cp_size` equal pieces: rank r holds the
+positions in piece r. Everything else (shard, unshard, position ids) follows from it, for contiguous layouts
+and others alike.
 
 Shapes: B batch, S sequence, L local sequence, P cp_size. `X` stands for any dimensions after the sequence.
 """

@@ -1,7 +1,7 @@
-"""The ops that schemes launch: each has a name, a label, a cost and a body that writes into tensors that exist.
+"""The ops that schemes launch: each has a name, a label, a cost and a body that fills given tensors.
 
-Costs: attention counts two matrix products forward and five backward, 2*L*S*H*D operations each, half of that on a
-causal diagonal block. The others are bound by memory traffic, every operand once.
+Costs: attention counts two matrix products forward and five backward, 2*L*S*H*D operations each, half of
+that on a causal diagonal block. The others are bound by memory traffic, every operand once.
 
 Shapes: B batch, L query tokens, S key tokens, H query heads, G key/value heads, D head dim.
 """

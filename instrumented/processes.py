@@ -18,7 +18,12 @@ from cptrace.errors import RunError
 
 _PR_SET_PDEATHSIG: Final = 1
 _SETTLE_S: Final = 0.5  # ranks that lose a peer fail too: time to see who was first
-_PEER_LOSS_SIGNS: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connect timeout")
+_PEER_LOSS_SIGNS: Final = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connect timeout",
+)
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> None:
@@ -63,7 +68,9 @@ class RankLink:
         """Say in one line why the rank ends."""
         text = str(error).strip()
         line = text.splitlines()[0] if text else ""
-        self._connection.send(("failure", f"{type(error).__name__}: {line}" if line else type(error).__name__))
+        self._connection.send(
+            ("failure", f"{type(error).__name__}: {line}" if line else type(error).__name__)
+        )
 
 
 def run_ranks(
@@ -71,8 +78,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run `body(rank, link)` in one forked process per rank and return their results in rank order.
 
-    Fork, because it takes 0.1 s where spawn imports torch once per rank; no torch op may have run before. When one
-    rank fails, or this process is interrupted, all are ended before this returns.
+    Fork, because it takes 0.1 s where spawn imports torch once per rank; no torch op may have run before.
+    When one rank fails, or this process is interrupted, all are ended before this returns.
 
     Raises:
         RunError: A rank failed; the message names it and the reason.

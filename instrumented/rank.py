@@ -72,9 +72,7 @@ def _find(name: str) -> type[Attention]:
 
 def _make_device(spec: RunSpec, rank: int) -> CpuDevice:
     session_start_ns = broadcast_int(time.monotonic_ns())
-    model = TimeModel(
-        spec.compute_gflops, spec.memory_gbytes_per_s, spec.link_gbps, spec.link_latency_us
-    )
+    model = TimeModel(spec.compute_gflops, spec.memory_gbytes_per_s, spec.link_gbps, spec.link_latency_us)
     return CpuDevice(rank, spec.cp_size, make_clock(spec.clock, session_start_ns), model, make_emitter())
 
 

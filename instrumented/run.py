@@ -1,7 +1,10 @@
-"""Runs one spec on all ranks and writes its report: `python -m instrumented.run --spec SPEC.json --output PATH`.
+"""Runs one spec on all ranks and writes its report.
 
-What happened is written as one JSON object to `--outcome`, or to standard output: `status` is "ok" or the name of
-the error, `message` its line. Progress goes to standard error, one line each, with `--progress`.
+    python -m instrumented.run --spec SPEC.json --output PATH
+
+What it says goes to standard output as one JSON object per line: with `--progress` what happens now, and at
+the end the outcome, whose `status` is "ok" or the name of the error and whose `message` is the error's
+line.
 """
 
 from __future__ import annotations
@@ -95,44 +98,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(signal.SIGTERM, options.parent_pid)
     try:
         spec = RunSpec.from_json(_read(options.spec))
-        metadata = run(spec, options.output, _report_progress if options.progress else _ignore)
+        metadata = run(spec, options.output, _say_progress if options.progress else _ignore)
     except CptraceError as error:
-        _write_outcome(options.outcome, {"status": type(error).__name__, "message": str(error)})
+        _say({"status": type(error).__name__, "message": str(error)})
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    _write_outcome(options.outcome, {"status": "ok", "report": str(options.output), "run": metadata})
+    _say({"status": "ok", "report": str(options.output), "run": metadata})
     return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m instrumented.run", description="Run one spec on all ranks.")
-    parser.add_argument("--spec", type=Path, required=True, help="JSON of the run's options")
+    parser = argparse.ArgumentParser(
+        prog="python -m instrumented.run", description="Run one spec on all ranks."
+    )
+    parser.add_argument(
+        "--spec", required=True, help="file with the run's options as JSON, or - for standard input"
+    )
     parser.add_argument("--output", type=Path, required=True, help="where the report goes")
-    parser.add_argument("--outcome", type=Path, help="where to say what happened (default: standard output)")
-    parser.add_argument("--progress", action="store_true", help="say on standard error what happens")
+    parser.add_argument("--progress", action="store_true", help="say what happens now")
     parser.add_argument("--parent-pid", type=int, help="end when this parent ends")
     return parser.parse_args(arguments)
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot read the run's options: {error}") from error
 
 
-def _write_outcome(path: Path | None, outcome: dict[str, Any]) -> None:
-    text = json.dumps(outcome, allow_nan=False) + "\n"
-    if path is None:
-        sys.stdout.write(text)
-    else:
-        path.write_text(text, encoding="utf-8")
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message, allow_nan=False) + "\n")
+    sys.stdout.flush()
 
 
-def _report_progress(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+def _say_progress(text: str) -> None:
+    _say({"progress": text})
 
 
 def _ignore(text: str) -> None:  # noqa: ARG001

@@ -1,7 +1,8 @@
-"""The part of the Nsight Systems SQLite schema that the writer fills, in the column layout of export schema 3.24.
+"""The part of the Nsight Systems SQLite schema that the writer fills: export schema 3.24.
 
-Source: `.schema` of SQLite exports made by Nsight Systems 2025.5 (export schema 3.24.0) and 2026.2 (3.25.0, for
-NVTX_EVENTS). Every table has all columns of that layout, so that a reader that selects by name finds them.
+Source: `.schema` of SQLite exports made by Nsight Systems 2025.5 (export schema 3.24.0) and 2026.2 (3.25.0,
+for NVTX_EVENTS). Every table has all columns of that layout, so that a reader that selects by name finds
+them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _KERNEL_COLUMNS: Final = (
 _MEMCPY_COLUMNS: Final = (
     f"{_OP_COLUMNS}, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, deprecatedSrcId INTEGER, "
     "srcKind INTEGER, dstKind INTEGER, srcDeviceId INTEGER, srcContextId INTEGER, dstDeviceId INTEGER, "
-    "dstContextId INTEGER, migrationCause INTEGER, graphNodeId INTEGER, virtualAddress INTEGER, copyCount INTEGER"
+    "dstContextId INTEGER, migrationCause INTEGER, graphNodeId INTEGER, virtualAddress INTEGER, "
+    "copyCount INTEGER"
 )
 
 _NVTX_COLUMNS: Final = (
@@ -66,7 +68,8 @@ _GPU_COLUMNS: Final = (
     "maxRegistersPerBlock INTEGER, maxShmemPerBlock INTEGER, maxShmemPerBlockOptin INTEGER, "
     "maxShmemPerSm INTEGER, maxRegistersPerSm INTEGER, threadsPerWarp INTEGER, asyncEngines INTEGER, "
     "maxWarpsPerSm INTEGER, maxBlocksPerSm INTEGER, maxThreadsPerBlock INTEGER, maxBlockDimX INTEGER, "
-    "maxBlockDimY INTEGER, maxBlockDimZ INTEGER, maxGridDimX INTEGER, maxGridDimY INTEGER, maxGridDimZ INTEGER, "
+    "maxBlockDimY INTEGER, maxBlockDimZ INTEGER, maxGridDimX INTEGER, maxGridDimY INTEGER, "
+    "maxGridDimZ INTEGER, "
     "computeMajor INTEGER, computeMinor INTEGER, smMajor INTEGER, smMinor INTEGER"
 )
 
@@ -80,8 +83,9 @@ TABLES: Final = {
         "parentContextId INTEGER, isGreenContext INTEGER"
     ),
     "TARGET_INFO_CUDA_STREAM": (
-        "streamId INTEGER NOT NULL, hwId INTEGER NOT NULL, vmId INTEGER NOT NULL, processId INTEGER NOT NULL, "
-        "contextId INTEGER NOT NULL, priority INTEGER NOT NULL, flag INTEGER NOT NULL"
+        "streamId INTEGER NOT NULL, hwId INTEGER NOT NULL, vmId INTEGER NOT NULL, "
+        "processId INTEGER NOT NULL, contextId INTEGER NOT NULL, priority INTEGER NOT NULL, "
+        "flag INTEGER NOT NULL"
     ),
     "CUPTI_ACTIVITY_KIND_KERNEL": _KERNEL_COLUMNS,
     "CUPTI_ACTIVITY_KIND_MEMCPY": _MEMCPY_COLUMNS,

@@ -1,7 +1,7 @@
 """Writes recorded processes as one report in the Nsight Systems SQLite schema.
 
-The same records give the same bytes: tables and rows are inserted in a fixed order and nothing is taken from the
-clock, the host or the environment.
+The same records give the same bytes: tables and rows are inserted in a fixed order and nothing is taken
+from the clock, the host or the environment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def write_report(
         path: Where the report goes; its folder must exist.
         processes: One record per rank.
         run_metadata: The run's description, schema `cptrace.run/1`; it must be expressible as JSON.
-        session_start_ns: Wall-clock time of the session's start, nanoseconds since 1970 (0 for a virtual clock).
+        session_start_ns: Wall-clock time of the session's start, nanoseconds since 1970 (0 for a virtual
+            clock).
 
     Raises:
         RenderError: The report cannot be written there.
@@ -107,9 +108,9 @@ def _write_database(
         connection.execute("BEGIN")
         for table, columns in schema.TABLES.items():
             connection.execute(f"CREATE TABLE {table} ({columns})")
-        for table, rows in schema.ENUMS.items():
+        for table, entries in schema.ENUMS.items():
             connection.execute(f"CREATE TABLE {table} ({schema.ENUM_COLUMNS})")
-            _insert(connection, table, rows)
+            _insert(connection, table, entries)
         for table, rows in _content(ordered, run_metadata, session_start_ns):
             _insert(connection, table, rows)
         connection.execute("COMMIT")

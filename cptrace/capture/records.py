@@ -1,7 +1,7 @@
 """What one process recorded: device ops, the host calls that caused them, and the events that order them.
 
-Nothing here depends on who records. A device backend fills these records and a writer turns them into a report.
-All times are integer nanoseconds since the common start of the session.
+Nothing here depends on who records. A device backend fills these records and a writer turns them into a
+report. All times are integer nanoseconds since the common start of the session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class CopyKind(IntEnum):
 class Op(NamedTuple):
     """One piece of work on a device stream.
 
-    `bytes`, `copy_kind` and the two devices belong to copies; `bytes` and `value` to memsets; a kernel has none.
+    `bytes`, `copy_kind` and the two devices belong to copies; `bytes` and `value` to memsets; a kernel has
+    none.
     """
 
     kind: OpKind
@@ -77,7 +78,7 @@ class Synchronization(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """One record of an event on a stream. `event` repeats when the event is reused; `event_sync_id` never does."""
+    """One record of an event on a stream; `event` repeats when it is reused, `event_sync_id` never does."""
 
     context: int
     stream: int

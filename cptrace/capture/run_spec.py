@@ -161,7 +161,7 @@ def _option(name: str) -> str:
 
 
 def _check_types(values: dict[str, Any]) -> None:
-    """Refuse unknown names and wrong types, so that a spec written by another version fails with a message."""
+    """Refuse unknown names and wrong types: a spec of another version fails with a message."""
     hints = get_type_hints(RunSpec)
     known = {item.name for item in fields(RunSpec)}
     if unknown := sorted(set(values) - known):

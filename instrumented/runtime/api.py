@@ -1,7 +1,8 @@
 """What a scheme may ask of a device: streams, events, launches and communicators, as on CUDA.
 
-Every call returns at once except `synchronize`. Work on one stream runs in launch order; work on two streams is
-ordered only by events. A function launched on a stream writes into tensors that exist already and returns nothing.
+Every call returns at once except `synchronize`. Work on one stream runs in launch order; work on two
+streams is ordered only by events. A function launched on a stream writes into tensors that exist already
+and returns nothing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ real      what the machine's monotonic clock shows.
 paced     the same, but every op lasts at least as long as the model says: the stream sleeps the rest.
 virtual   no clock at all: a time is computed from the times it depends on, so it is the same on every run.
 
-A clock is asked at the edges of host calls (by the host thread) and of ops (by stream threads). In the virtual
-clock an op starts when the latest thing it waits for is over and ends a modelled duration later.
+A clock is asked at the edges of host calls (by the host thread) and of ops (by stream threads). In the
+virtual clock an op starts when the latest thing it waits for is over and ends a modelled duration later.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RANGE_NS: Final = 100  # not 0, so that a range lies strictly inside the one aro
 class TimeModel:
     """How long an op takes on the modelled device.
 
-    Compute and memory traffic of an op overlap, so the longer counts. A transfer takes the link's latency and then
-    its bytes one after another; transfers of different communicators do not slow each other.
+    Compute and memory traffic of an op overlap, so the longer counts. A transfer takes the link's latency
+    and then its bytes one after another; transfers of different communicators do not slow each other.
 
     Attributes:
         compute_gflops: 10^9 floating-point operations per second, which is operations per nanosecond.
@@ -63,13 +63,13 @@ class Clock(Protocol):
         """Return the host's time."""
 
     def host_advance(self, cost_ns: int, not_before_ns: int = 0) -> int:
-        """Return the host's time after a call that costs `cost_ns` and ends no earlier than `not_before_ns`."""
+        """Return the host's time after a call of `cost_ns` that ends no earlier than `not_before_ns`."""
 
     def op_start(self, ready_ns: int) -> int:
         """Return when an op starts whose last dependency was over at `ready_ns` and that may run now."""
 
     def op_end(self, begin_ns: int, model_ns: int) -> int:
-        """Return when an op ends that has done its work, was able to do it from `begin_ns`, and is modelled."""
+        """Return when an op ends that has done its work and could do it from `begin_ns` on."""
 
 
 class RealClock:

@@ -1,7 +1,8 @@
 """The CPU device: CUDA's stream semantics on threads, with a record of every call, op and event.
 
-Only the host thread calls its methods. Host calls take their ids and times here; ops take theirs on the stream's
-thread. What a call orders is fixed at the call: `wait_event` waits for the record that is the latest *now*.
+Only the host thread calls its methods. Host calls take their ids and times here; ops take theirs on the
+stream's thread. What a call orders is fixed at the call: `wait_event` waits for the record that is the
+latest *now*.
 """
 
 from __future__ import annotations
@@ -214,9 +215,7 @@ class CpuDevice:
     # ── record ─────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def range(
-        self, label: str, *, payload: int | None = None, category: str | None = None
-    ) -> Iterator[None]:
+    def range(self, label: str, *, payload: int | None = None, category: str | None = None) -> Iterator[None]:
         """Mark the enclosed host calls with an NVTX range of the domain `cptrace`."""
         start_ns = self._clock.host_now()
         self._clock.host_advance(clocks.RANGE_NS)

@@ -2,12 +2,12 @@
 
 A `Point` is a place in a stream's order that others can wait for. Tasks:
 
-    run    starts when the stream's tail, its launch call and its communicator's turn allow it, then does its work
+    run    does its work, once the stream's tail, its launch call and its communicator's turn allow it
     mark   fires a point at the stream's tail
     wait   holds the stream until a point of another stream has fired
 
-After an error a stream runs nothing more but still fires its points, so that nobody waits for ever; the error is
-raised where the host synchronises.
+After an error a stream runs nothing more but still fires its points, so that nobody waits for ever; the
+error is raised where the host synchronises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Gloo process groups on the loopback interface: one per communicator, and one for control that is never recorded.
+"""Gloo process groups on the loopback interface: one per communicator, and one for control.
 
-Before a transfer both sides tell each other when they arrived. That is what a rendezvous protocol does, and it
-gives every clock the moment from which data could move.
+The control group carries barriers and gathers, which are never recorded.
+
+Before a transfer both sides tell each other when they arrived. That is what a rendezvous protocol does, and
+it gives every clock the moment from which data could move.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collects what one rank's device does, as the records that the report writer takes.
 
-Ids are given out by the host thread only, in program order, so they are the same on every run. Ops are appended by
-stream threads; appending to a list is atomic, and the writer sorts.
+Ids are given out by the host thread only, in program order, so they are the same on every run. Ops are
+appended by stream threads; appending to a list is atomic, and the writer sorts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ring attention: each rank keeps its queries; keys and values travel round the ring, one hop per block.
 
 Hop i works on the chunk of rank r - i. While attention runs on it, the next chunk arrives in the other of two
-buffers, so a transfer is ordered only by the arrival of what it sends and by the last reader of what it overwrites.
-Backward, the gradients of K and V travel with their chunk, on a communicator of their own (one communicator would
-run the two transfers one after another), and the last hop brings them home.
+buffers, so a transfer is ordered only by the arrival of what it sends and by the last reader of what it
+overwrites. Backward, the gradients of K and V travel with their chunk, on a communicator of their own (one
+communicator would run the two transfers one after another), and the last hop brings them home.
 
 Shapes: B batch, L local tokens, H query heads, G key/value heads, D head dim.
 Source: Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, section 3.
@@ -99,7 +99,7 @@ class RingAttention:
         return self._kv_slots[hop % N_BUFFERS]
 
     def _acquire_kv(self, state: LayerState, hop: int) -> tuple[Tensor, ...]:
-        """Return the (k, v) of a hop, which the compute stream may read from now on: at hop 0 the rank's own."""
+        """Return the (k, v) of a hop, for the compute stream to read; at hop 0 they are the rank's own."""
         if hop == 0:
             return state.k_BLGD, state.v_BLGD
         slot = self._kv_slot(hop)
@@ -110,7 +110,7 @@ class RingAttention:
         return slot.tensors
 
     def _send_kv_on(self, place: Place, chunk_BLGD: tuple[Tensor, ...]) -> None:
-        """Free the hop's buffer for the hop after next, and send its chunk to the next rank unless it is the last."""
+        """Free the hop's buffer for the hop after next, and send its chunk on unless this hop is the last."""
         hop = place.hop
         if hop > 0 and not self._is_masked(hop):
             self._kv.release(self._kv_slot(hop), self._compute)

@@ -1,0 +1,76 @@
+"""Whether this machine can hold a run: a refusal with numbers before it starts, instead of an OOM kill."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from cptrace.capture.run_spec import ELEMENT_BYTES, RunSpec
+from cptrace.errors import RunError
+from cptrace.units import format_bytes
+
+RANKS_PER_CORE: Final = 8
+"""Emulated ranks take turns on the cores; beyond this the paced clock measures the scheduler."""
+
+_PROCESS_BYTES: Final = (
+    80 << 20
+)  # what a rank's process holds besides tensors; the rest is shared by the fork
+_SLICE_BYTES: Final = 256 << 20  # score slices of the float64 reference
+
+
+def require_capacity(spec: RunSpec) -> None:
+    """Check that cores and memory suffice for all ranks of a run on this machine.
+
+    Raises:
+        RunError: They do not; the message says what would.
+    """
+    _require_cores(spec.cp_size, os.cpu_count() or 1)
+    needed, available = estimate_bytes(spec), available_bytes()
+    if available is not None and needed > available:
+        raise RunError(
+            f"{spec.cp_size} ranks with {spec.seq_len} tokens need about {format_bytes(needed)}, this "
+            f"machine has {format_bytes(available)} available; "
+            "use a shorter --seq-len, fewer --layers or --no-check"
+        )
+
+
+def _require_cores(cp_size: int, n_cores: int) -> None:
+    most = RANKS_PER_CORE * n_cores
+    if cp_size > most:
+        raise RunError(
+            f"--cp-size {cp_size}: {n_cores} cores can emulate at most {most} ranks "
+            f"({RANKS_PER_CORE} per core); use --cp-size {most} or fewer"
+        )
+
+
+def estimate_bytes(spec: RunSpec) -> int:
+    """Return about how many bytes a run of `spec` takes at its peak, all ranks together.
+
+    Per rank: inputs, results and gradients of every layer, double buffers and sums of one layer, and one
+    layer's whole inputs while they are drawn in float64. Once: the float64 reference and one kernel's
+    results.
+    """
+    element, total = ELEMENT_BYTES[spec.dtype], max(4, ELEMENT_BYTES[spec.dtype])
+    q_whole = spec.seq_len * spec.heads * spec.head_dim
+    kv_whole = spec.seq_len * spec.kv_heads * spec.head_dim
+    q, kv = q_whole // spec.cp_size, kv_whole // spec.cp_size
+    layer_bytes = (4 * q + 4 * kv) * element
+    buffer_bytes = (q + 6 * kv) * element + (2 * q + 4 * kv) * total
+    drawing_bytes = 2 * (q_whole + kv_whole) * (8 + element)
+    rank_bytes = _PROCESS_BYTES + spec.layers * layer_bytes + buffer_bytes + drawing_bytes
+    check_bytes = 4 * (q_whole + kv_whole) * (8 + element) + _SLICE_BYTES if spec.check else 0
+    return spec.cp_size * rank_bytes + check_bytes
+
+
+def available_bytes() -> int | None:
+    """Return the memory that programs can still take on this machine, None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

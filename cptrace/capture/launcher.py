@@ -1,0 +1,191 @@
+"""Starts a run in a process of its own: cptrace itself never imports torch.
+
+The child leads a process group of its own, so that Ctrl-C reaches only this process, which then ends the
+child and waits for it. The kernel ends the child when this process dies without doing so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cptrace.capture.capacity import require_capacity
+from cptrace.capture.nsys_sqlite_writer import partial_path
+from cptrace.capture.run_spec import RunSpec
+from cptrace.errors import CptraceError, RenderError, RunError, UsageError
+
+_MODULE: Final = "instrumented.run"
+_GRACE_S: Final = 10.0  # for the child to end its ranks and clean up
+_ERRORS: Final[Mapping[str, type[CptraceError]]] = {
+    error.__name__: error for error in (UsageError, RenderError, RunError)
+}
+
+
+class RunInterrupted(RunError):
+    """The user stopped the run; nothing is left of it."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """A finished run.
+
+    Attributes:
+        report: The report that was written.
+        metadata: The run's description, schema `cptrace.run/1`.
+    """
+
+    report: Path
+    metadata: Mapping[str, Any]
+
+    @property
+    def failed_parity(self) -> list[Mapping[str, Any]]:
+        """The parity rows that are over their limit."""
+        return [row for row in self.metadata["checks"]["parity"] or [] if not row["passed"]]
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether all checks that ran have passed."""
+        return not self.failed_parity and self.metadata["checks"]["running_max"]["passed"]
+
+
+def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None] | None = None) -> RunOutcome:
+    """Run `spec` and write its report to `output`, replacing a file that is there.
+
+    Args:
+        spec: What to run.
+        output: Where the report goes; nothing is left there when the run fails.
+        on_progress: Called with a line about what happens now.
+
+    Raises:
+        UsageError: The options cannot be meant.
+        RunError: The run could not start or did not finish.
+        RunInterrupted: The user stopped it.
+        RenderError: The report could not be written.
+    """
+    spec.validate()
+    require_capacity(spec)
+    _require_packages()
+    outcome = _run_child(spec, output, on_progress or _ignore)
+    return RunOutcome(output, outcome["run"])
+
+
+def _require_packages() -> None:
+    for package in ("torch", "instrumented"):
+        if importlib.util.find_spec(package) is None:
+            raise RunError(
+                f"running a scheme needs the package {package}, which is not installed: "
+                "pip install 'cptrace[run]'"
+            )
+
+
+def _run_child(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
+    command = [sys.executable, "-m", _MODULE, "--spec", "-", "--output", str(output)]
+    command += ["--progress", "--parent-pid", str(os.getpid())]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+    with _ended_at_exit(child, output):
+        _send_spec(child, spec)
+        outcome, last_line = _follow(child, on_progress)
+        child.wait()
+    if outcome is None:
+        raise RunError(f"the run ended without an outcome, exit code {child.returncode}: {last_line}")
+    if outcome["status"] != "ok":
+        raise _ERRORS.get(outcome["status"], RunError)(outcome["message"])
+    return outcome
+
+
+@contextmanager
+def _ended_at_exit(child: subprocess.Popen[str], output: Path) -> Iterator[None]:
+    """Leave no process of the child's and no partial report, whatever happens inside."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterrupted("interrupted: all ranks were ended and no report was written") from None
+    finally:
+        with _interrupts_ignored():
+            _end(child)
+            with suppress(OSError):
+                partial_path(output).unlink(missing_ok=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Keep a second Ctrl-C from cutting the cleaning up short."""
+    try:
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: no Ctrl-C arrives here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+def _send_spec(child: subprocess.Popen[str], spec: RunSpec) -> None:
+    with suppress(BrokenPipeError):  # a child that died at once is explained by its output
+        if child.stdin is not None:
+            child.stdin.write(spec.to_json())
+            child.stdin.close()
+
+
+def _follow(
+    child: subprocess.Popen[str], on_progress: Callable[[str], None]
+) -> tuple[Mapping[str, Any] | None, str]:
+    """Pass on the child's progress; return its outcome, and its last other line, which explains a death."""
+    outcome, last_line = None, ""
+    for line in child.stdout or ():
+        message = _parse_message(line)
+        if message is None:
+            last_line = line.strip() or last_line
+        elif "progress" in message:
+            on_progress(str(message["progress"]))
+        else:
+            outcome = message
+    return outcome, last_line
+
+
+def _parse_message(line: str) -> Mapping[str, Any] | None:
+    """Return the message that a line of the child's output holds, None for anything else it printed."""
+    try:
+        message = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    is_message = isinstance(message, dict) and bool({"progress", "status"} & message.keys())
+    return message if is_message else None
+
+
+def _ignore(text: str) -> None:  # noqa: ARG001
+    return

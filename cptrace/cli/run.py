@@ -1,0 +1,253 @@
+"""`cptrace run`: run a scheme on an emulated device, write its report, and say what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cptrace.capture.launcher import RunOutcome
+from cptrace.capture.launcher import run as launch
+from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, RunSpec
+from cptrace.errors import RenderError, RunError
+from cptrace.schemes import SCHEMES
+
+_DEFAULTS: Final = RunSpec()
+_DEFAULT_NAME: Final = "report.sqlite"
+_PROGRESS_WIDTH: Final = 60
+
+
+@click.command()
+@click.option(
+    "--scheme",
+    default=_DEFAULTS.scheme,
+    show_default=True,
+    metavar="NAME",
+    help=f"Context-parallel scheme: {', '.join(scheme.name for scheme in SCHEMES)}.",
+)
+@click.option(
+    "--cp-size", default=_DEFAULTS.cp_size, show_default=True, help="Ranks that share the sequence."
+)
+@click.option("--seq-len", default=_DEFAULTS.seq_len, show_default=True, help="Tokens of the whole sequence.")
+@click.option("--heads", default=_DEFAULTS.heads, show_default=True, help="Query heads.")
+@click.option(
+    "--kv-heads", type=int, help="Key and value heads; fewer is grouped-query attention.  [default: --heads]"
+)
+@click.option("--head-dim", default=_DEFAULTS.head_dim, show_default=True, help="Elements per head.")
+@click.option("--layers", default=_DEFAULTS.layers, show_default=True, help="Attention layers in sequence.")
+@click.option(
+    "--dtype",
+    type=click.Choice(tuple(ELEMENT_BYTES)),
+    default=_DEFAULTS.dtype,
+    show_default=True,
+    help="Data type of q, k, v and out.",
+)
+@click.option(
+    "--causal/--no-causal",
+    default=_DEFAULTS.causal,
+    show_default=True,
+    help="Mask later tokens. A contiguous ring is unbalanced then: rank r works on r+1 of P hops.",
+)
+@click.option("--steps", default=_DEFAULTS.steps, show_default=True, help="Measured steps.")
+@click.option(
+    "--warmup", default=_DEFAULTS.warmup, show_default=True, help="Steps before them, not measured."
+)
+@click.option("--forward-only", is_flag=True, help="Leave out the backward pass.")
+@click.option(
+    "--clock",
+    type=click.Choice(CLOCKS),
+    default=_DEFAULTS.clock,
+    show_default=True,
+    help="paced: ops last as long as the model below says; real: as long as they take on this machine; "
+    "virtual: times are computed, the same on every run.",
+)
+@click.option(
+    "--link-gbps",
+    default=_DEFAULTS.link_gbps,
+    show_default=True,
+    help="Modelled link bandwidth, gigabits (not bytes) per second, each direction.",
+)
+@click.option(
+    "--link-latency-us",
+    default=_DEFAULTS.link_latency_us,
+    show_default=True,
+    help="Modelled link latency, microseconds.",
+)
+@click.option(
+    "--compute-gflops",
+    default=_DEFAULTS.compute_gflops,
+    show_default=True,
+    help="Modelled compute speed of a rank, GFLOP/s.",
+)
+@click.option("--seed", default=_DEFAULTS.seed, show_default=True, help="Seed of the random inputs.")
+@click.option(
+    "--check/--no-check",
+    default=_DEFAULTS.check,
+    show_default=True,
+    help="Compare out, dq, dk and dv with dense float64 attention.",
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="What to print: text with the analysis, or the run's description as JSON.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Report to write.  [default: {_DEFAULT_NAME}, or the next free report-N.sqlite]",
+)
+@click.option("--force", is_flag=True, help="Replace the file given with --output.")
+def run(output_format: str, output: Path | None, force: bool, kv_heads: int | None, **options: Any) -> None:
+    """Run one context-parallel attention step on this machine, no GPU needed, and analyse its trace.
+
+    Each rank is a process with an emulated device: CUDA's streams and events on CPU threads, real attention
+    and real transfers. The report has the schema of an Nsight Systems SQLite export.
+    """
+    spec = RunSpec(kv_heads=options["heads"] if kv_heads is None else kv_heads, **options)
+    spec.validate()
+    path = choose_output(output, force=force)
+    with _progress_line() as show:
+        outcome = launch(spec, path, show)
+    if output_format == "json":
+        click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))
+    else:
+        click.echo(describe_outcome(outcome))
+        _show_analysis(path)
+    _require_passed(outcome)
+
+
+def choose_output(output: Path | None, *, force: bool) -> Path:
+    """Return where the report goes: the path asked for, or the first free default name.
+
+    Raises:
+        RenderError: The path asked for exists and is not to be replaced, or its folder cannot be written to.
+    """
+    if output is None:
+        names = chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2)))
+        path = next(path for path in map(Path, names) if not path.exists())
+    else:
+        path = output
+        if path.exists() and not force:
+            raise RenderError(f"{path} exists; choose another --output or add --force to replace it")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise RenderError(f"cannot write {path}: the folder {folder} does not exist; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RenderError(f"cannot write {path}: no permission to write to the folder {folder}")
+    return path
+
+
+def describe_outcome(outcome: RunOutcome) -> str:
+    """Return what ran, how exact it was, and where the report is."""
+    run_of = outcome.metadata
+    parity = run_of["checks"]["parity"]
+    parts = [_describe_run(run_of)]
+    parts += [_describe_parity(parity)] if parity is not None else ["Parity: not checked (--no-check)."]
+    parts += [_describe_running_max(run_of["checks"]["running_max"]), f"Report: {outcome.report}"]
+    return "\n".join(parts)
+
+
+def _describe_run(run_of: Mapping[str, Any]) -> str:
+    mask = "causal" if run_of["causal"] else "full"
+    heads = f"{run_of['heads']} heads" + (
+        f" ({run_of['kv_heads']} for K and V)" if run_of["kv_heads"] != run_of["heads"] else ""
+    )
+    return (
+        f"Ran {run_of['scheme']}, {' + '.join(run_of['passes'])}, on {run_of['cp_size']} ranks. "
+        f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's.\n"
+        f"  {run_of['seq_len']} tokens ({run_of['seq_len'] // run_of['cp_size']} per rank), {heads} of "
+        f"{run_of['head_dim']}, {run_of['layers']} layer(s), {run_of['dtype']}, {mask} attention, "
+        f"{run_of['steps']} step(s) after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
+    )
+
+
+def _whose_times(run_of: Mapping[str, Any]) -> str:
+    return "times are this machine's" if run_of["clock"] == "real" else "times are a model's"
+
+
+def _describe_model(run_of: Mapping[str, Any]) -> str:
+    if run_of["clock"] == "real":
+        return "  no model: ops take what they take on this machine's cores, which the ranks share"
+    return (
+        f"  model: link {run_of['link_gbps']:g} Gbit/s + {run_of['link_latency_us']:g} us, "
+        f"compute {run_of['compute_gflops']:g} GFLOP/s, memory {run_of['memory_gbytes_per_s']:g} GB/s"
+    )
+
+
+def _describe_parity(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the worst error per tensor and rank over all layers, against its limit."""
+    names = list(dict.fromkeys(row["tensor"] for row in rows))
+    ranks = sorted({row["rank"] for row in rows})
+    lines = ["Parity with dense float64, largest error (limit: 2x one kernel's):"]
+    lines.append("  rank  " + "".join(f"{name:>12}" for name in names))
+    lines += [f"  {rank:>4}  " + "".join(_worst(rows, rank, name) for name in names) for rank in ranks]
+    limits = (min(row["limit"] for row in rows if row["tensor"] == name) for name in names)
+    return "\n".join([*lines, "  limit " + "".join(f"{limit:>12.2e}" for limit in limits)])
+
+
+def _worst(rows: Sequence[Mapping[str, Any]], rank: int, tensor: str) -> str:
+    cells = [row for row in rows if row["rank"] == rank and row["tensor"] == tensor]
+    if any(row["max_error"] is None for row in cells):
+        return f"{'not finite':>12}"
+    mark = "" if all(row["passed"] for row in cells) else "!"
+    return f"{mark + format(max(row['max_error'] for row in cells), '.2e'):>12}"
+
+
+def _describe_running_max(check: Mapping[str, Any]) -> str:
+    if check["passed"]:
+        return f"Running softmax statistic: finite and monotone in {check['n_merges']} merges."
+    return (
+        f"Running softmax statistic: {check['n_not_finite']} values not finite, {check['n_decreased']} fell, "
+        f"in {check['n_merges']} merges."
+    )
+
+
+def _require_passed(outcome: RunOutcome) -> None:
+    """Turn a failed check into an error; the report is there all the same."""
+    for row in outcome.failed_parity:
+        found = "not finite" if row["max_error"] is None else f"off by {row['max_error']:.3g}"
+        raise RunError(
+            f"rank {row['rank']}, layer {row['layer']}: {row['tensor']} is {found}, the limit is "
+            f"{row['limit']:.3g}; the report {outcome.report} shows what ran"
+        )
+    if not outcome.has_passed:
+        raise RunError(
+            f"the running softmax statistic is damaged; the report {outcome.report} shows what ran"
+        )
+
+
+def _show_analysis(path: Path) -> None:
+    """Print the analysis of a report."""
+    from cptrace.api import analyze
+    from cptrace.renderers.text import render_text
+
+    width = shutil.get_terminal_size().columns
+    click.echo(render_text(analyze(path), width), nl=False)
+
+
+@contextmanager
+def _progress_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what happens now, on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+
+    def show(text: str) -> None:
+        click.echo(f"\r{text[:_PROGRESS_WIDTH]:<{_PROGRESS_WIDTH}}", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        click.echo("\r" + " " * _PROGRESS_WIDTH + "\r", nl=False, err=True)
