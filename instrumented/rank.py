@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from instrumented.runtime.clocks import TimeModel, make_clock
 from instrumented.runtime.cpu import CpuDevice
 from instrumented.runtime.gloo import barrier, broadcast_int, gather_shards, start_gloo, stop_gloo
 from instrumented.runtime.nvtx_emitter import make_emitter
-from instrumented.schemes import IMPLEMENTATIONS, Attention
+from instrumented.schemes import IMPLEMENTATIONS, Attention, AttentionFactory
 from instrumented.softmax import RunningMaxMonitor
 
 _N_FORWARD_RESULTS: Final = 1
@@ -66,7 +67,7 @@ def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
     stop_gloo()
 
 
-def _find(name: str) -> type[Attention]:
+def _find(name: str) -> AttentionFactory:
     return next(item.make for item in IMPLEMENTATIONS if item.name == name)
 
 
@@ -97,7 +98,7 @@ def _run_step(spec: RunSpec, device: Device, attention: Attention) -> None:
     device.synchronize()
 
 
-def _pass_range(device: Device, name: str, layer: int) -> object:
+def _pass_range(device: Device, name: str, layer: int) -> AbstractContextManager[object]:
     return device.range(labels.format_label(name, layer=layer), payload=layer, category=name)
 
 

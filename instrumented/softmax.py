@@ -1,7 +1,7 @@
 """Joining attention over disjoint sets of keys: the online softmax on (out, lse) pairs.
 
 Shapes: B batch, L query tokens, H heads, D head dim. `lse` is the natural logarithm of the softmax
-    denominator, -inf where a query saw no key; `out` is then 0.
+denominator, -inf where a query saw no key; `out` is then 0.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def write_report(
         path: Where the report goes; its folder must exist.
         processes: One record per rank.
         run_metadata: The run's description, schema `cptrace.run/1`; it must be expressible as JSON.
-        session_start_ns: Wall-clock time of the session's start, nanoseconds since 1970 (0 for a virtual
-            clock).
+        session_start_ns: Wall-clock time of the session's start, ns since 1970 (0 for a virtual clock).
 
     Raises:
         RenderError: The report cannot be written there.

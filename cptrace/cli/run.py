@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,8 @@ import click
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
 from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, RunSpec
-from cptrace.errors import RenderError, RunError
+from cptrace.cli.output import check_output
+from cptrace.errors import RunError
 from cptrace.schemes import SCHEMES
 
 _DEFAULTS: Final = RunSpec()
@@ -134,18 +133,9 @@ def choose_output(output: Path | None, *, force: bool) -> Path:
     Raises:
         RenderError: The path asked for exists and is not to be replaced, or its folder cannot be written to.
     """
-    if output is None:
-        names = chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2)))
-        path = next(path for path in map(Path, names) if not path.exists())
-    else:
-        path = output
-        if path.exists() and not force:
-            raise RenderError(f"{path} exists; choose another --output or add --force to replace it")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise RenderError(f"cannot write {path}: the folder {folder} does not exist; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise RenderError(f"cannot write {path}: no permission to write to the folder {folder}")
+    names = chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2)))
+    path = output or next(path for path in map(Path, names) if not path.exists())
+    check_output(path, force=force)
     return path
 
 
@@ -230,11 +220,12 @@ def _require_passed(outcome: RunOutcome) -> None:
 
 def _show_analysis(path: Path) -> None:
     """Print the analysis of a report."""
+    # Only here: a run that fails should not wait for pandas.
     from cptrace.api import analyze
-    from cptrace.renderers.text import render_text
+    from cptrace.cli.show import show_report
 
-    width = shutil.get_terminal_size().columns
-    click.echo(render_text(analyze(path), width), nl=False)
+    click.echo()
+    show_report(analyze(path))
 
 
 @contextmanager
