@@ -1,12 +1,12 @@
 """Nsight Systems itself opens the reports that the analyzer reads, and its figures are the analyzer's.
 
-NVIDIA's `nsys stats` reads the SQLite tables with queries of its own, and users have it at hand. So the kernel
-times per name must be equal in three places: `nsys stats`, sums over the table, and `cptrace analyze`. The same
-holds for where a range lies on the device.
+NVIDIA's `nsys stats` reads the SQLite tables with queries of its own, and users have it at hand. So the
+kernel times per name must be equal in three places: `nsys stats`, sums over the table, and `cptrace
+analyze`. The same holds for where a range lies on the device.
 
-`nsys stats` 2022.4 opens all public traces in `../shared/traces/nsys`, from 2021.2 to 2026.2, because it asks for
-tables and columns by name and not for a schema version. The trace without kernels is no exception: it says that
-there are none, and exits with 0.
+`nsys stats` 2022.4 opens all public traces in `../shared/traces/nsys`, from 2021.2 to 2026.2, because it
+asks for tables and columns by name and not for a schema version. The trace without kernels is no
+exception: it says that there are none, and exits with 0.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def nsys_report(names: tuple[str, str], path: Path, folder: Path) -> list[dict[str, str]]:
-    """Return the rows of one report of `nsys stats`, read from a copy, because it may write beside its input."""
+    """Return the rows of one report of `nsys stats`, which gets a copy, as it may write beside its input."""
     name = names[nsys_version() >= RENAMED_IN]
     copy = folder / path.name
     shutil.copyfile(path, copy)
