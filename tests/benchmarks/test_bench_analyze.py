@@ -1,0 +1,80 @@
+"""The benchmark runs, on an export too small to judge."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.bench_analyze import Line, Measured, lines_of, result, run_command, table
+
+SCRIPT = Path(__file__).with_name("bench_analyze.py")
+
+
+def bench(folder, *options):
+    """Return the finished benchmark of a tiny export, whose files go into a folder."""
+    command = [sys.executable, str(SCRIPT), "--kernels", "2000", "--repeats", "1", "--cache", str(folder)]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_it_measures_two_sizes_and_keeps_the_exports(tmp_path):
+    done = bench(tmp_path, "--scale", "2", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == [
+        *(f"2,000 kernels: {what}" for what in FIGURES),
+        *(f"4,000 kernels: {what}" for what in FIGURES),
+        "time of 2x rows over 1x",
+    ]
+    exports = sorted(path.name.rpartition("-")[0] for path in tmp_path.iterdir())
+    assert exports == ["synthetic-2000", "synthetic-4000"]
+
+
+FIGURES = ("SQLite's scan", "analyze", "analyze over scan", "peak memory")
+
+
+def test_a_command_that_fails_ends_the_benchmark(tmp_path):
+    done = bench(tmp_path, "--command", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(3)'")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("exited with 3")
+
+
+def test_the_memory_of_the_command_is_measured(tmp_path):
+    hold = f"{shlex.quote(sys.executable)} -c 'import pathlib; held = bytearray(300_000_000)' {{path}}"
+    _, peak_bytes = run_command(hold, tmp_path)
+    # No upper bound: this test process may be large itself, and hands its peak on to what it starts.
+    assert peak_bytes > 300e6
+
+
+@pytest.mark.parametrize(
+    ("measured", "missed"),
+    [
+        (Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=600_000_000), []),
+        (Measured(1_000_000, scan_s=1.0, analyze_s=3.1, peak_bytes=600_000_000), ["analyze over scan"]),
+        (Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=600_000_001), ["peak memory"]),
+        (Measured(2_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=1_200_000_000), []),
+    ],
+)
+def test_targets_apply_to_ratio_and_memory(measured, missed):
+    assert [line.what.partition(": ")[2] for line in lines_of(measured, True) if line.is_missed] == missed
+    assert not any(line.is_missed for line in lines_of(measured, False))
+
+
+@pytest.mark.parametrize(("seconds", "is_missed"), [(33.0, False), (33.1, True)])
+def test_growth_may_exceed_the_rows_by_a_tenth(seconds, is_missed):
+    small = Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=1)
+    large = Measured(10_000_000, scan_s=10.0, analyze_s=seconds, peak_bytes=9_000_000_000)
+    assert [line.what for line in result(small, large) if line.is_missed] == [
+        "time of 10x rows over 1x"
+    ] * is_missed
+
+
+def test_the_table_marks_what_is_missed():
+    lines = [Line("time", 1.5, "s", None), Line("ratio", 3.5, "x", 3.0), Line("memory", 600.0, "MB", 600.0)]
+    assert [line.split() for line in table(lines).splitlines()] == [
+        ["time", "1.50", "s"],
+        ["ratio", "3.50", "x", "<=", "3", "MISSED"],
+        ["memory", "600.00", "MB", "<=", "600", "ok"],
+    ]
