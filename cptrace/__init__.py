@@ -14,15 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cptrace.api import AnalyzeOptions, analyze, open_trace
+    from cptrace.api import analyze, open_trace
     from cptrace.report import Report
+    from cptrace.requests import AnalyzeOptions
     from cptrace.trace import Trace
 
 __version__: Final = "0.1.0"
 __all__ = ["AnalyzeOptions", "Report", "Trace", "__version__", "analyze", "open_trace"]
 
 _HOMES: Final = {
-    "AnalyzeOptions": "cptrace.api",
+    "AnalyzeOptions": "cptrace.requests",
     "analyze": "cptrace.api",
     "open_trace": "cptrace.api",
     "Report": "cptrace.report",

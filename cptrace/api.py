@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
 from cptrace import intervals
-from cptrace.analyses import ANALYSES, ScopeRequest, make_scope
+from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
 from cptrace.analyses.scope import Scope
-from cptrace.errors import UsageError
 from cptrace.outcome import NotApplicable
-from cptrace.report import SECTIONS, Report, Row, to_rows
-from cptrace.sources import ReadOptions, read_trace
+from cptrace.report import SECTIONS, Report, Row
+from cptrace.requests import AnalyzeOptions, ReadOptions, ScopeRequest
+from cptrace.sources import Readings, read_trace
 from cptrace.trace import Trace
 from cptrace.units import format_ns
 
 _MAX_UNCLASSIFIED_NAMES: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class AnalyzeOptions:
-    """How to analyse.
-
-    Attributes:
-        scope: Which part of the traces to look at.
-        read: How to read the files.
-    """
-
-    scope: ScopeRequest = field(default_factory=ScopeRequest)
-    read: ReadOptions = field(default_factory=ReadOptions)
 
 
 def open_trace(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
@@ -73,12 +62,21 @@ def analyze(
     """
     options = options or AnalyzeOptions()
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if not files:
-        raise UsageError("no trace was named; give at least one file")
-    parts = []
-    for path in files:
-        parts.append(_analyze_one(open_trace(path, options.read), options.scope))
-    return _combine(parts)
+    with Readings([Path(path) for path in files], options.read) as readings:
+        return analyze_readings(readings, options.scope)
+
+
+def analyze_readings(readings: Readings, request: ScopeRequest | None = None) -> Report:
+    """Return the report of traces that are being read.
+
+    Args:
+        readings: Files being read, in order.
+        request: Which part of the traces to look at.
+
+    Raises:
+        CptraceError: As `analyze`.
+    """
+    return _combine([_analyze_one(trace, request or ScopeRequest()) for trace in readings])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
         if isinstance(outcome, NotApplicable):
             not_applicable.append(outcome)
         else:
-            sections[analysis.section] = to_rows(outcome)
+            sections[analysis.section] = _to_rows(outcome)
     return _Part(_input(trace), sections, tuple(not_applicable), _coverage(scope))
 
 
@@ -124,8 +122,8 @@ def _hidden(scope: Scope) -> Iterable[NotApplicable]:
         total = sum(hidden.values())
         yield NotApplicable(
             "overlap",
-            f"{format_ns(total)} of device time lie inside CUDA graphs that were traced as a whole, so what communicates in"
-            " them is not known; record again with: nsys profile --cuda-graph-trace=node",
+            f"{format_ns(total)} of device time lie inside CUDA graphs that were traced as a whole, so what"
+            " communicates in them is not known; record again with: nsys profile --cuda-graph-trace=node",
             ("CUPTI_ACTIVITY_KIND_KERNEL rows of graph nodes",),
         )
 
@@ -144,7 +142,7 @@ def _coverage(scope: Scope) -> dict[str, Any]:
         "n_ops": len(ops),
         "n_launches_missing": int((~scope.launches.is_known).sum()),
         "unclassified_ns": sum(intervals.total_ns(united) for united in pieces),
-        "unclassified": list(to_rows(names)),
+        "unclassified": list(_to_rows(names)),
         "missing_tables": list(meta.missing_tables),
         "notes": [{"path": meta.path, "code": n.code, "text": n.text, "count": n.count} for n in meta.notes],
     }
@@ -177,3 +175,14 @@ def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     lists = {name: [entry for part in parts for entry in part[name]] for name in ("unclassified", "notes")}
     missing = list(dict.fromkeys(table for part in parts for table in part["missing_tables"]))
     return {**sums, "unclassified": lists["unclassified"], "missing_tables": missing, "notes": lists["notes"]}
+
+
+def _to_rows(frame: pd.DataFrame) -> tuple[Row, ...]:
+    """Return the rows of a frame as plain Python values, None where a value is missing."""
+    columns = {name: _plain(frame[name]) for name in frame.columns}
+    return tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def _plain(column: pd.Series) -> list[Any]:
+    values = column.astype(object).where(~column.isna().to_numpy(), None).tolist()
+    return [value.item() if hasattr(value, "item") else value for value in values]

@@ -18,6 +18,7 @@ import pandas as pd
 
 from cptrace import labels, schema
 from cptrace.launches import Launches, closed_ranges, innermost_ranges, names_match
+from cptrace.names import function_name
 from cptrace.trace import Trace
 
 COMM: Final = "comm"
@@ -50,7 +51,7 @@ def _rule(name: str, role: str, pattern: str) -> Rule:
 
 
 KERNEL_RULES: Final[tuple[Rule, ...]] = (
-    # ncclKernel_*, ncclDevKernel_*, ncclSymDevKernel_*, ncclSymkDevKernel_*, and ncclAllReduceRingLLKernel_* before 2.8;
+    # ncclKernel_*, ncclDevKernel_*, ncclSymDevKernel_*, ncclSymkDevKernel_*; ncclAllReduceRingLLKernel_* before 2.8;
     # RCCL keeps NCCL's names.
     _rule("nccl", COMM, r"^nccl\w*Kernel"),
     _rule("rccl", COMM, r"^(rccl|msccl)"),
@@ -137,27 +138,6 @@ def classify(trace: Trace, launches: Launches) -> Trace:
     classified = ops.assign(**added)
     schema.check_frame(schema.OPS, classified, schema.ROLES.columns)
     return dataclasses.replace(trace, ops=classified)
-
-
-def function_name(demangled: str) -> str:
-    """Return the qualified name of a kernel's function, without return type, template and call arguments.
-
-    Args:
-        demangled: Demangled kernel name.
-
-    Example:
-        >>> function_name("void flash::flash_fwd_kernel<Traits<(int)128>, (bool)0>(flash::Flash_fwd_params)")
-        'flash::flash_fwd_kernel'
-    """
-    text = demangled.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ")
-    kept, depth = [], 0
-    for part in re.split(r"([<>(])", text):
-        if part == "(" and depth == 0:
-            break
-        depth += (part == "<") - (part == ">" and depth > 0)
-        if depth == 0 and part != ">":
-            kept.append(part)
-    return re.sub(r"::(?=::)", "", "".join(kept)).strip() or demangled
 
 
 def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 _MIN: Final = np.iinfo(np.int64).min
 _MAX: Final = np.iinfo(np.int64).max

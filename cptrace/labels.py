@@ -53,6 +53,11 @@ RUN_METADATA_KEY: Final = "CPTRACE_RUN"
 RUN_METADATA_SCHEMA: Final = "cptrace.run/1"
 
 
+CUDA: Final = "cuda"
+CPU_EMULATED: Final = "cpu-emulated"
+"""Kinds of device: a run says which one it had, and no figure of an emulated one is a GPU's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """One parsed label: its name and its fields as text, in the order written."""

@@ -13,9 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cptrace.intervals import Int64Array
-
-BoolArray = npt.NDArray[np.bool_]
+from cptrace.intervals import BoolArray, Int64Array
 
 _MAX_TABLE_SLOTS_PER_ROW: Final = 8
 
@@ -41,57 +39,77 @@ def find_launches(ops: pd.DataFrame, api_calls: pd.DataFrame) -> Launches:
     """
     if ops.empty or api_calls.empty:
         return Launches(np.zeros(len(ops), np.int64), np.zeros(len(ops), bool))
-    processes = pd.unique(api_calls["process"])
-    op_key, op_has = _keys(ops, processes)
-    call_key, call_has = _keys(api_calls, processes)
-    position = np.flatnonzero(call_has)
-    found, is_known = lookup(call_key[position], op_key)
-    return Launches(position[found], is_known & op_has)
+    owner, processes = pd.factorize(api_calls["process"].to_numpy())
+    op_owner = pd.Index(processes).get_indexer(ops["process"])
+    call, is_known = lookup(_key(owner, api_calls), _key(op_owner, ops))
+    return Launches(call, is_known)
 
 
-def _keys(frame: pd.DataFrame, processes: npt.NDArray[np.int64]) -> tuple[Int64Array, BoolArray]:
-    """Return (process, correlation id) as one integer per row, and which rows have both."""
-    owner = pd.Index(processes).get_indexer(frame["process"])
+class Key(NamedTuple):
+    """A pair of small numbers per row.
+
+    Attributes:
+        owner: Which of a few owners, from 0, of shape (N,).
+        number: Number within the owner, of shape (N,).
+        is_there: Whether the row has both, bool of shape (N,).
+    """
+
+    owner: Int64Array
+    number: Int64Array
+    is_there: BoolArray
+
+
+def _key(owner: npt.NDArray[np.integer], frame: pd.DataFrame) -> Key:
+    """Return (process, correlation id) per row, where the process is known."""
+    is_there = owner >= 0
     correlation = frame["correlation_id"]
-    has_both = (owner >= 0) & ~correlation.isna().to_numpy()
-    # CUPTI's ids are 32 bits wide.
-    return correlation.to_numpy(dtype=np.int64, na_value=0) + (owner.astype(np.int64) << 32), has_both
+    if correlation.hasnans:
+        is_there &= ~correlation.isna().to_numpy()
+    return Key(np.maximum(owner, 0), correlation.to_numpy(dtype=np.int64, na_value=0), is_there)
 
 
-def lookup(keys: Int64Array, wanted: Int64Array) -> tuple[Int64Array, BoolArray]:
+def lookup(keys: Key, wanted: Key) -> tuple[Int64Array, BoolArray]:
     """Return for each wanted key the first position at which `keys` holds it, and whether it does.
 
     Correlation ids are nearly dense within a process: a table by key then beats sorting and searching several times.
 
     Args:
-        keys: Keys of shape (K,), in any order, perhaps repeated.
-        wanted: Keys of shape (N,).
+        keys: Keys of K rows, in any order, perhaps repeated.
+        wanted: Keys of N rows.
     """
-    if not len(keys) or not len(wanted):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    base, block = np.unique(keys >> 32, return_inverse=True)
-    low = np.array([keys[block == b].min() for b in range(len(base))])
-    span = np.array([keys[block == b].max() for b in range(len(base))]) - low + 1
-    if int(span.sum()) > _MAX_TABLE_SLOTS_PER_ROW * len(keys) + 1024:
-        return _lookup_by_sorting(keys, wanted)
-    offset = np.cumsum(span) - span
+    rows = np.flatnonzero(keys.is_there)
+    if not len(rows) or not len(wanted.number):
+        return np.zeros(len(wanted.number), np.int64), np.zeros(len(wanted.number), bool)
+    owner, number = keys.owner[rows], keys.number[rows]
+    n_owners = max(int(owner.max()), int(wanted.owner.max())) + 1
+    low = np.full(n_owners, np.iinfo(np.int64).max)
+    high = np.full(n_owners, -1, np.int64)
+    np.minimum.at(low, owner, number)
+    np.maximum.at(high, owner, number)
+    span = np.maximum(high - low, -1) + 1
+    if int(span.sum()) > _MAX_TABLE_SLOTS_PER_ROW * len(rows) + 1024:
+        return _lookup_by_sorting(Key(owner, number, keys.is_there[rows]), rows, wanted)
+    offset = np.cumsum(span) - span - low
     table = np.full(int(span.sum()), -1, np.int64)
-    backwards = slice(None, None, -1)  # so that the first of repeated keys is written last
-    table[(keys - low[block] + offset[block])[backwards]] = np.arange(len(keys))[backwards]
-    wanted_block = np.minimum(np.searchsorted(base, wanted >> 32), len(base) - 1)
-    within = wanted - low[wanted_block]
-    is_inside = (within >= 0) & (within < span[wanted_block])
-    found = table[np.where(is_inside, within + offset[wanted_block], 0)]
+    table[(number + offset[owner])[::-1]] = rows[
+        ::-1
+    ]  # backwards: of repeated keys the first is written last
+    is_inside = wanted.is_there & (wanted.number >= low[wanted.owner]) & (wanted.number <= high[wanted.owner])
+    found = table[np.where(is_inside, wanted.number + offset[wanted.owner], 0)]
     is_known = is_inside & (found >= 0)
     return np.where(is_known, found, 0), is_known
 
 
-def _lookup_by_sorting(keys: Int64Array, wanted: Int64Array) -> tuple[Int64Array, BoolArray]:
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    place = np.minimum(np.searchsorted(ordered, wanted, side="left"), len(ordered) - 1)
-    is_known = ordered[place] == wanted
-    return np.where(is_known, order[place], 0), is_known
+def _lookup_by_sorting(keys: Key, rows: Int64Array, wanted: Key) -> tuple[Int64Array, BoolArray]:
+    """Return the same as `lookup` for numbers too sparse for a table."""
+    _, rank = np.unique(np.concatenate((keys.number, wanted.number)), return_inverse=True)
+    n_numbers = len(rank) + 1
+    key = keys.owner * n_numbers + rank[: len(rows)]
+    goal = wanted.owner * n_numbers + rank[len(rows) :]
+    order = np.argsort(key, kind="stable")
+    place = np.minimum(np.searchsorted(key[order], goal, side="left"), len(order) - 1)
+    is_known = (key[order][place] == goal) & wanted.is_there
+    return np.where(is_known, rows[order[place]], 0), is_known
 
 
 def names_match(names: pd.Series, pattern: str) -> BoolArray:
@@ -115,19 +133,18 @@ def closed_ranges(ranges: pd.DataFrame) -> pd.DataFrame:
 
 
 def innermost_ranges(
-    ranges: pd.DataFrame, thread: Int64Array, instant_ns: Int64Array, *, by: str = "thread"
+    ranges: pd.DataFrame, thread: Int64Array, instant_ns: Int64Array
 ) -> tuple[Int64Array, BoolArray]:
     """Return the innermost of the given ranges around each instant of a thread, and whether there is one.
 
     Args:
         ranges: Closed ranges, as `schema.RANGES`; of those that overlap without nesting, the later one wins.
-        thread: Thread (or process, see `by`) of each instant, int64 of shape (N,).
+        thread: Thread of each instant, int64 of shape (N,).
         instant_ns: Host time of each instant in ns, int64 of shape (N,).
-        by: Column of `ranges` that must equal `thread`: "thread", or "process" for ranges that speak for all its threads.
     """
     found = np.zeros(len(instant_ns), np.int64)
     is_found = np.zeros(len(instant_ns), bool)
-    owners = ranges[by].to_numpy()
+    owners = ranges["thread"].to_numpy()
     start = ranges["start_ns"].to_numpy()
     end = ranges["end_ns"].to_numpy(dtype=np.int64, na_value=0)
     for owner in pd.unique(owners):

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Final
 
 from cptrace.errors import SourceError
 from cptrace.outcome import NotApplicable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA: Final = "cptrace.report/1"
 SECTIONS: Final = ("ranks", "steps", "collectives", "streams", "kernels", "start_causes", "findings")
@@ -49,6 +50,8 @@ class Report:
         Args:
             section: One of `SECTIONS`.
         """
+        import pandas as pd  # here: a report can be made, read and rendered without it
+
         return pd.DataFrame(list(self.rows(section)))
 
     def to_json(self) -> str:
@@ -93,18 +96,3 @@ class Report:
             ),
             coverage=document["coverage"],
         )
-
-
-def to_rows(frame: pd.DataFrame) -> tuple[Row, ...]:
-    """Return the rows of a frame as plain Python values, None where a value is missing.
-
-    Args:
-        frame: Frame whose columns are integers, floats or texts, nullable or not.
-    """
-    columns = {name: _plain(frame[name]) for name in frame.columns}
-    return tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-
-
-def _plain(column: pd.Series) -> list[Any]:
-    values = column.astype(object).where(~column.isna().to_numpy(), None).tolist()
-    return [value.item() if hasattr(value, "item") else value for value in values]

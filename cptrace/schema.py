@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from cptrace.errors import TraceError
+from cptrace.intervals import Int64Array
 
 INT64: Final = "int64"
 INT32: Final = "int32"
@@ -185,8 +186,8 @@ RANKS: Final = Table(
 TABLES: Final = (OPS, API_CALLS, SYNCS, EVENT_RECORDS, RANGES, RANKS)
 
 
-def make_frame(table: Table, columns: dict[str, object]) -> pd.DataFrame:
-    """Return a frame of a table's columns in its order of rows, from arrays of one length.
+def make_frame(table: Table, columns: dict[str, Any]) -> pd.DataFrame:
+    """Return a frame of a table's columns in its total order of rows, so that shuffled input gives the same frame.
 
     Args:
         table: Table that the frame shall be.
@@ -195,9 +196,10 @@ def make_frame(table: Table, columns: dict[str, object]) -> pd.DataFrame:
     Raises:
         TraceError: A column lacks, is not known or has another type.
     """
-    frame = pd.DataFrame({name: columns[name] for name in table.column_names}, copy=False)
+    ordered = _in_order({name: columns[name] for name in table.column_names}, table.order)
+    frame = pd.DataFrame(ordered, copy=False)
     check_frame(table, frame)
-    return sort_rows(frame, table.order)
+    return frame
 
 
 def empty_frame(table: Table) -> pd.DataFrame:
@@ -230,52 +232,47 @@ def check_frame(table: Table, frame: pd.DataFrame, extra: Iterable[Column] = ())
             raise TraceError(f"column {table.name}.{column.name} must be {column.dtype}, found {found}")
 
 
-def sort_rows(frame: pd.DataFrame, order: tuple[str, ...]) -> pd.DataFrame:
-    """Return the rows in the total order of the keys, so that shuffled input gives the same frame.
+def _in_order(columns: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    """Return the columns sorted by the keys.
 
-    Sorting by all keys costs several times a sort by the first one, and ties in it are rare: they alone get the rest.
-
-    Args:
-        frame: Rows in any order.
-        order: Columns to order by, the first one an integer without missing values.
+    Sorting a million rows by all keys costs many times a sort by the first one, which most files are already sorted
+    by, and ties in it are rare: they alone are sorted by the rest.
     """
-    if not order or len(frame) < 2:
-        return frame
-    first = frame[order[0]].to_numpy()
+    first = np.asarray(columns[order[0]])
     if np.any(first[1:] < first[:-1]):
         positions = np.argsort(first, kind="stable")
+        columns = {name: column[positions] for name, column in columns.items()}
         first = first[positions]
-    else:
-        positions = np.arange(len(first))
     is_tie = np.zeros(len(first), bool)
     is_tie[1:] = first[1:] == first[:-1]
     is_tie[:-1] |= is_tie[1:]
-    if is_tie.any():
-        ties = positions[is_tie]
-        positions[is_tie] = ties[_lexical_order(frame.iloc[ties], order)]
-    if np.array_equal(positions, np.arange(len(positions))):
-        return frame
-    return frame.take(positions).reset_index(drop=True)
+    ties = np.flatnonzero(is_tie)
+    by_rest = (
+        ties[np.lexsort([_sort_key(columns[name][ties]) for name in reversed(order)])] if len(ties) else ties
+    )
+    moved = ties != by_rest
+    return _move(columns, by_rest[moved], ties[moved]) if moved.any() else columns
 
 
-def _lexical_order(frame: pd.DataFrame, order: tuple[str, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the positions that sort the rows by all keys."""
-    keys = [_sort_key(frame[name]) for name in reversed(order)]
-    return np.lexsort(keys).astype(np.int64)
+def _move(columns: dict[str, Any], source: Int64Array, target: Int64Array) -> dict[str, Any]:
+    """Return the columns with a few rows put to other places; they are often views of memory that is not ours."""
+    moved = {}
+    for name, column in columns.items():
+        moved[name] = column.copy()
+        moved[name][target] = column[source]
+    return moved
 
 
-def _sort_key(column: pd.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _sort_key(column: Any) -> Int64Array:
     """Return integers that sort as the values do; missing values come first."""
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        # Codes follow the order in which the file names things; only ranks of the texts are the same for all files.
-        by_text = np.argsort(
-            np.argsort(column.cat.categories.to_numpy().astype(str), kind="stable"), kind="stable"
-        )
-        codes = column.cat.codes.to_numpy()
-        return np.where(codes < 0, -1, by_text[codes] if len(by_text) else -1).astype(np.int64)
-    if str(column.dtype) == NULLABLE_INT64:
+    if isinstance(column, pd.Categorical):
+        # Codes follow the order in which the file names things; only the order of the texts is the same for all files.
+        texts = column.categories.to_numpy().astype(str)
+        by_text = np.append(np.argsort(np.argsort(texts, kind="stable"), kind="stable"), -1)
+        return by_text[column.codes].astype(np.int64)
+    if isinstance(column, pd.arrays.IntegerArray):
         return column.to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).min)
-    return column.to_numpy().astype(np.int64)
+    return np.asarray(column).astype(np.int64)
 
 
 def _empty_dtype(column: Column) -> object:

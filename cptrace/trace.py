@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 import pandas as pd
 
 from cptrace import schema
-
-CUDA: Final = "cuda"
-CPU_EMULATED: Final = "cpu-emulated"
+from cptrace.labels import CUDA
 
 
 @dataclass(frozen=True, slots=True)

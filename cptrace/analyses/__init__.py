@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,13 +12,14 @@ from typing import Final
 import pandas as pd
 
 from cptrace.analyses import account, breakdowns
-from cptrace.analyses.scope import Scope, find_activities
+from cptrace.analyses.scope import Scope, cut_to_windows, find_activities, find_lanes
 from cptrace.analyses.steps import find_steps
-from cptrace.analyses.windows import WindowRequest, find_windows
+from cptrace.analyses.windows import find_windows
 from cptrace.classify import classify
 from cptrace.errors import UsageError
 from cptrace.launches import find_launches
 from cptrace.outcome import NotApplicable
+from cptrace.requests import ScopeRequest
 from cptrace.trace import Trace
 
 
@@ -59,21 +59,6 @@ ANALYSES: Final[tuple[Analysis, ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeRequest:
-    """Which part of a trace to look at.
-
-    Attributes:
-        step_pattern: What step ranges are called; None for the usual names.
-        window: Window asked for; None for the union of the steps, else everything.
-        ranks: Ranks asked for; empty for all.
-    """
-
-    step_pattern: re.Pattern[str] | None = None
-    window: WindowRequest | None = None
-    ranks: tuple[int, ...] = ()
-
-
 def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
     """Return what the analyses look at.
 
@@ -91,14 +76,11 @@ def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
     if not isinstance(steps, NotApplicable):
         steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
     ops = trace.ops if len(ranks) == len(trace.ranks) else trace.ops[trace.ops["rank"].isin(ranks)]
-    return Scope(
-        trace=trace,
-        launches=launches,
-        ranks=ranks,
-        steps=steps,
-        windows=find_windows(ops, steps, request.window),
-        activities=find_activities(ops),
-    )
+    windows = find_windows(ops, steps, request.window)
+    inside_ns, is_inside = cut_to_windows(trace.ops, windows)
+    lanes = tuple(lane for lane in find_lanes(trace.ops) if lane.rank in ranks)
+    activities = find_activities(trace.ops, lanes)
+    return Scope(trace, launches, ranks, steps, windows, lanes, activities, inside_ns, is_inside)
 
 
 def _choose_ranks(trace: Trace, wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
 from cptrace.analyses.scope import Activity, Scope, Window, device_work_missing
-from cptrace.intervals import Int64Array, Intervals
+from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 
 PARTS: Final = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
@@ -29,8 +28,6 @@ TIMES: Final = (
 )
 FRACTIONS: Final = ("comm_share", "exposed_comm_share", "overlap")
 
-BoolArray = npt.NDArray[np.bool_]
-
 
 def measure(activity: Activity, start_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:
     """Return the account of each of W windows: the fields of `TIMES`, int64 of shape (W,).
@@ -44,10 +41,9 @@ def measure(activity: Activity, start_ns: Int64Array, end_ns: Int64Array) -> dic
     def within(united: Intervals) -> Int64Array:
         return intervals.covered_ns(united, start_ns, end_ns)
 
-    alone = intervals.subtract(intervals.subtract(activity.rest, activity.compute), activity.comm)
     window, compute, comm = end_ns - start_ns, within(activity.compute), within(activity.comm)
-    overlapped = within(intervals.intersect(activity.comm, activity.compute))
-    exposed, exposed_copy = comm - overlapped, within(alone)
+    overlapped = within(activity.overlapped_comm)
+    exposed, exposed_copy = comm - overlapped, within(activity.exposed_rest)
     return {
         "window_ns": window,
         "compute_ns": compute,
@@ -144,7 +140,7 @@ def _cut(steps: pd.DataFrame, window: Window) -> pd.DataFrame:
 
 
 def hidden_ns(scope: Scope) -> dict[int, int]:
-    """Return how much device time of a rank is hidden inside CUDA graphs traced as a whole; ranks without it are left out.
+    """Return the device time hidden inside CUDA graphs that were traced as a whole, for the ranks that have any.
 
     Args:
         scope: What to look at.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals, labels
 from cptrace.analyses.account import fraction
-from cptrace.analyses.scope import Scope, device_work_missing
-from cptrace.classify import COMM, COMPUTE, COPY
+from cptrace.analyses.scope import Lane, Scope, device_work_missing, group_rows, number_groups
+from cptrace.classify import COMM, ROLES
 from cptrace.intervals import Int64Array, Intervals
-from cptrace.launches import closed_ranges, innermost_ranges
+from cptrace.launches import closed_ranges, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
 
-_COMM_LABEL_PREFIXES: Final = tuple(f"{name} " for name in labels.COMMUNICATION)
+_SIZED_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)}) .*bytes="
 
 
 def collectives(scope: Scope) -> pd.DataFrame | NotApplicable:
@@ -29,37 +31,25 @@ def collectives(scope: Scope) -> pd.DataFrame | NotApplicable:
     """
     if (missing := device_work_missing(scope.trace, "collectives")) is not None:
         return missing
-    ops = _inside(scope, scope.trace.ops[scope.trace.ops["role"] == COMM])
-    size = _sizes(scope, ops)
-    rows = []
-    keys = ["rank", "collective", "name"]
-    for (rank, kind, name), group in ops.groupby(keys, observed=True, sort=True):
-        activity = scope.activities[int(rank)]
-        mine = _within(scope, int(rank), group)
-        overlapped = intervals.intersect(mine, activity.compute)
-        total, sizes = int(group["inside_ns"].sum()), size[group.index]
-        rows.append(
-            {
-                "rank": int(rank),
-                "kind": str(kind),
-                "name": str(name),
-                "count": len(group),
-                "total_ns": total,
-                "busy_ns": intervals.total_ns(mine),
-                "overlapped_ns": intervals.total_ns(overlapped),
-                "exposed_ns": intervals.total_ns(mine) - intervals.total_ns(overlapped),
-                "bytes": None if sizes.isna().any() else int(sizes.sum()),
-            }
-        )
-    frame = pd.DataFrame(rows, columns=[*_COLLECTIVE_COLUMNS])
-    frame["bytes"] = frame["bytes"].astype("Int64")
-    busy = frame["busy_ns"].to_numpy(np.int64)
-    frame.insert(
-        frame.columns.get_loc("exposed_ns") + 1,
-        "overlap",
-        fraction(frame["overlapped_ns"].to_numpy(np.int64), busy),
-    )
-    frame["bytes_per_s"] = _bandwidth(scope, frame)
+    ops = scope.trace.ops
+    rows = np.flatnonzero((ops["role"] == COMM).to_numpy() & scope.is_inside)
+    size, is_sized = _sizes(scope, rows)
+    kinds, names = (ops[name].cat for name in ("collective", "name"))
+    key = (ops["rank"].to_numpy()[rows], kinds.codes.to_numpy()[rows], names.codes.to_numpy()[rows])
+    table: dict[str, list[object]] = {name: [] for name in _COLLECTIVE_COLUMNS}
+    for members in group_rows(*key):
+        group, (rank, kind, name) = rows[members], (int(codes[members[0]]) for codes in key)
+        mine = _united(scope, group)
+        busy = _inside_ns(scope, rank, mine)
+        overlapped = _inside_ns(scope, rank, intervals.intersect(mine, scope.activities[rank].compute))
+        total_bytes = int(size[members].sum()) if is_sized[members].all() else None
+        total = int(scope.inside_ns[group].sum())
+        values = (rank, kinds.categories[kind], names.categories[name], len(group), total, busy, overlapped)
+        for column, value in zip(table, (*values, busy - overlapped, total_bytes), strict=True):
+            table[column].append(value)
+    frame = pd.DataFrame(table).astype({"bytes": "Int64"})
+    overlap = fraction(_int64(frame, "overlapped_ns"), _int64(frame, "busy_ns"))
+    frame = frame.assign(overlap=overlap, bytes_per_s=_bandwidth(scope, frame))
     return frame.sort_values(["rank", "total_ns", "name"], ascending=[True, False, True], ignore_index=True)
 
 
@@ -76,14 +66,29 @@ def kernels(scope: Scope) -> pd.DataFrame | NotApplicable:
     """
     if (missing := device_work_missing(scope.trace, "kernels")) is not None:
         return missing
-    ops = _inside(scope, scope.trace.ops)
-    keys = ["rank", "kind", "name", "role", "rule"]
-    frame = ops.groupby(keys, observed=True, sort=True)["inside_ns"].agg(["size", "sum", "max"]).reset_index()
-    frame = frame.rename(columns={"size": "count", "sum": "total_ns", "max": "longest_ns"})
-    frame = frame.astype(dict.fromkeys(keys[1:], str))
-    return frame.sort_values(
-        ["rank", "total_ns", "kind", "name"], ascending=[True, False, True, True], ignore_index=True
+    ops = scope.trace.ops
+    rows = np.flatnonzero(scope.is_inside)
+    texts = {name: ops[name].cat for name in ("kind", "name", "role", "rule")}
+    keys = [ops["rank"].to_numpy()[rows], *(text.codes.to_numpy()[rows] for text in texts.values())]
+    slot, first = number_groups(*keys)
+    inside_ns = scope.inside_ns[rows]
+    total, longest = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    np.add.at(total, slot, inside_ns)
+    np.maximum.at(longest, slot, inside_ns)
+    frame = pd.DataFrame(
+        {
+            "rank": keys[0][first],
+            **{
+                name: text.categories.to_numpy()[code[first]]
+                for (name, text), code in zip(texts.items(), keys[1:], strict=True)
+            },
+            "count": np.bincount(slot, minlength=len(first)),
+            "total_ns": total,
+            "longest_ns": longest,
+        }
     )
+    by = ["rank", "total_ns", "kind", "name", "role", "rule"]
+    return frame.sort_values(by, ascending=[True, False, True, True, True, True], ignore_index=True)
 
 
 def streams(scope: Scope) -> pd.DataFrame | NotApplicable:
@@ -94,66 +99,62 @@ def streams(scope: Scope) -> pd.DataFrame | NotApplicable:
     """
     if (missing := device_work_missing(scope.trace, "streams")) is not None:
         return missing
-    ops = _inside(scope, scope.trace.ops)
-    rows = []
-    for (rank, context, stream), group in ops.groupby(["rank", "context", "stream"], sort=True):
-        busy = {
-            f"{role}_ns": intervals.total_ns(_within(scope, int(rank), group[group["role"] == role]))
-            for role in (COMPUTE, COMM, COPY)
-        }
-        total = intervals.total_ns(_within(scope, int(rank), group))
-        rows.append(
-            {
-                "rank": int(rank),
-                "context": int(context),
-                "stream": int(stream),
-                "n_ops": len(group),
-                "busy_ns": total,
-                **busy,
-            }
-        )
-    return pd.DataFrame(rows)
+    by_stream: dict[tuple[int, int, int], list[Lane]] = {}
+    for lane in scope.lanes:
+        by_stream.setdefault((lane.rank, lane.context, lane.stream), []).append(lane)
+    table = []
+    for (rank, context, stream), lanes in by_stream.items():
+        n_ops = sum(int(np.count_nonzero(scope.is_inside[lane.rows])) for lane in lanes)
+        if n_ops:
+            busy_ns = _inside_ns(scope, rank, intervals.union_of(*(lane.busy for lane in lanes)))
+            identity = {"rank": rank, "context": context, "stream": stream, "n_ops": n_ops}
+            table.append({**identity, "busy_ns": busy_ns, **_busy_by_role(scope, lanes)})
+    return pd.DataFrame(table)
 
 
-def _inside(scope: Scope, ops: pd.DataFrame) -> pd.DataFrame:
-    """Return the ops that run in their rank's window, with the part of their duration that lies in it."""
-    start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
-    rank = ops["rank"].to_numpy()
-    inside = np.zeros(len(ops), np.int64)
-    is_in = np.zeros(len(ops), bool)
-    for number in scope.ranks:
-        pieces = scope.windows[number].pieces
-        mine = rank == number
-        inside[mine] = intervals.covered_ns(pieces, start[mine], end[mine])
-        is_in |= mine
-    is_in &= (inside > 0) | (start == end)
-    return ops[is_in].assign(inside_ns=inside[is_in])
+def _busy_by_role(scope: Scope, lanes: Sequence[Lane]) -> dict[str, int]:
+    busy = {lane.role: _inside_ns(scope, lane.rank, lane.busy) for lane in lanes}
+    return {f"{role}_ns": busy.get(role, 0) for role in ROLES}
 
 
-def _within(scope: Scope, rank: int, ops: pd.DataFrame) -> Intervals:
-    """Return the instants of a rank's window in which any of its ops runs."""
-    busy = intervals.union(Intervals(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()))
-    return intervals.intersect(busy, scope.windows[rank].pieces)
+def _united(scope: Scope, rows: Int64Array) -> Intervals:
+    """Return the instants in which any of the ops at these rows runs, in or out of the window."""
+    ops = scope.trace.ops
+    return intervals.union(Intervals(ops["start_ns"].to_numpy()[rows], ops["end_ns"].to_numpy()[rows]))
 
 
-def _sizes(scope: Scope, ops: pd.DataFrame) -> pd.Series:
-    """Return the bytes that each communication op sends, where the trace tells: from our labels, else from the copy."""
-    sizes = ops["bytes"].copy()
+def _inside_ns(scope: Scope, rank: int, united: Intervals) -> int:
+    """Return how much of a united set lies in a rank's window."""
+    return int(intervals.covered_ns(united, *scope.windows[rank].pieces).sum())
+
+
+def _int64(frame: pd.DataFrame, name: str) -> Int64Array:
+    return frame[name].to_numpy(dtype=np.int64, na_value=0)
+
+
+def _sizes(scope: Scope, rows: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+    """Return the bytes that the ops at these rows send, and for which the trace tells: from our labels, or the copy."""
     trace = scope.trace
-    names = trace.ranges["name"].cat
-    is_label = np.array([name.startswith(_COMM_LABEL_PREFIXES) for name in names.categories] + [False])
-    is_ours = (trace.ranges["domain"] == labels.DOMAIN).to_numpy() & is_label[names.codes.to_numpy()]
+    copied = trace.ops["bytes"].iloc[rows]
+    size, is_known = copied.to_numpy(dtype=np.int64, na_value=0), ~copied.isna().to_numpy()
+    is_ours = (trace.ranges["domain"] == labels.DOMAIN).to_numpy()
     ranges = closed_ranges(trace.ranges[is_ours])
-    launched = np.flatnonzero(scope.launches.is_known[ops.index])
+    ranges = ranges[names_match(ranges["name"], _SIZED_LABEL)]
+    launched = np.flatnonzero(scope.launches.is_known[rows])
     if ranges.empty or not len(launched):
-        return sizes
-    calls = scope.launches.call[ops.index[launched]]
+        return size, is_known
+    calls = scope.launches.call[rows[launched]]
     thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
     found, is_found = innermost_ranges(ranges, thread, instant)
     used = ranges["name"].cat.remove_unused_categories().cat
-    of_name = pd.array([_bytes_in(name) for name in used.categories], dtype="Int64")
-    sizes.iloc[launched[is_found]] = of_name[used.codes.to_numpy()[found[is_found]]]
-    return sizes
+    of_name = [_bytes_in(name) for name in used.categories]
+    labelled = np.array([value or 0 for value in of_name], np.int64)[used.codes.to_numpy()[found]]
+    has_label = (
+        np.array([value is not None for value in of_name], bool)[used.codes.to_numpy()[found]] & is_found
+    )
+    size[launched[has_label]] = labelled[has_label]
+    is_known[launched[has_label]] = True
+    return size, is_known
 
 
 def _bytes_in(text: str) -> int | None:
@@ -164,7 +165,5 @@ def _bytes_in(text: str) -> int | None:
 
 def _bandwidth(scope: Scope, frame: pd.DataFrame) -> pd.arrays.FloatingArray:
     """Return bytes per second; none for one-GPU runs with virtual ranks, whose copies cross no link."""
-    size = frame["bytes"].to_numpy(dtype=np.int64, na_value=0)
-    total: Int64Array = frame["total_ns"].to_numpy(np.int64)
     can_tell = ~frame["bytes"].isna().to_numpy() & (scope.trace.meta.run.get("transport") != "local-d2d")
-    return fraction(size * 1_000_000_000, total, can_tell)
+    return fraction(_int64(frame, "bytes") * 1_000_000_000, _int64(frame, "total_ns"), can_tell)

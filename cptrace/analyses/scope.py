@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.classify import COMM, COMPUTE, ROLES
-from cptrace.intervals import Intervals
+from cptrace.classify import COMM, COMPUTE, COPY, OTHER, ROLES
+from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.launches import Launches
 from cptrace.outcome import NotApplicable
 from cptrace.trace import Trace
@@ -29,6 +31,26 @@ class Window:
     pieces: Intervals
 
 
+class Lane(NamedTuple):
+    """Ops of one role in one stream.
+
+    Attributes:
+        rank: Rank.
+        context: CUDA context of the stream.
+        stream: Stream.
+        role: Role, one of `classify.ROLES`.
+        rows: Rows in the table of ops, ascending.
+        busy: United set of the instants in which one of them runs, in or out of the window.
+    """
+
+    rank: int
+    context: int
+    stream: int
+    role: str
+    rows: Int64Array
+    busy: Intervals
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """What a rank's device does when: united sets, not yet cut to a window.
@@ -36,13 +58,15 @@ class Activity:
     Attributes:
         compute: Instants in which a compute op runs.
         comm: Instants in which a communication op runs.
-        rest: Instants in which a copy or another op runs.
+        overlapped_comm: Instants in which both do.
+        exposed_rest: Instants in which a copy or another op runs, and neither compute nor communication.
         unclassified: Instants in which an op runs that only a fallback rule classified.
     """
 
     compute: Intervals
     comm: Intervals
-    rest: Intervals
+    overlapped_comm: Intervals
+    exposed_rest: Intervals
     unclassified: Intervals
 
 
@@ -56,7 +80,10 @@ class Scope:
         ranks: Ranks asked for, ascending.
         steps: Steps of these ranks (rank, step, name, start_ns, end_ns, n_ops), or why there are none.
         windows: Window of each rank.
+        lanes: Ops of each role in each stream.
         activities: Activity of each rank.
+        inside_ns: How much of each op lies in its rank's window, int64 of shape (N,), 0 for ranks not asked for.
+        is_inside: Whether any instant of each op does, bool of shape (N,); ops of no duration count as an instant.
     """
 
     trace: Trace
@@ -64,7 +91,10 @@ class Scope:
     ranks: tuple[int, ...]
     steps: pd.DataFrame | NotApplicable
     windows: Mapping[int, Window]
+    lanes: tuple[Lane, ...]
     activities: Mapping[int, Activity]
+    inside_ns: Int64Array
+    is_inside: BoolArray
 
 
 def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
@@ -86,27 +116,96 @@ def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
     )
 
 
-def find_activities(ops: pd.DataFrame) -> dict[int, Activity]:
-    """Return the activity of each rank.
+def find_lanes(ops: pd.DataFrame) -> tuple[Lane, ...]:
+    """Return the ops of each role in each stream, ordered by rank, context, stream and role.
 
     Args:
         ops: Classified device work, ordered by start.
     """
     start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
-    rank, role = ops["rank"].to_numpy(), ops["role"].cat.codes.to_numpy()
-    is_unclassified = ops["is_unclassified"].to_numpy()
+    keys = [
+        *(ops[name].to_numpy() for name in ("rank", "context", "stream")),
+        ops["role"].cat.codes.to_numpy(),
+    ]
+    lanes = []
+    for rows in group_rows(*keys):
+        rank, context, stream, role = (int(key[rows[0]]) for key in keys)
+        busy = intervals.union(Intervals(start[rows], end[rows]))
+        lanes.append(Lane(rank, context, stream, ROLES[role], rows, busy))
+    return tuple(lanes)
 
-    def united(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Intervals:
-        return intervals.union(Intervals(start[mask], end[mask]))
 
+def find_activities(ops: pd.DataFrame, lanes: Sequence[Lane]) -> dict[int, Activity]:
+    """Return the activity of each rank.
+
+    Args:
+        ops: Classified device work.
+        lanes: Its lanes.
+    """
+    unknown = ops[ops["is_unclassified"]]
     activities: dict[int, Activity] = {}
-    for number in np.unique(rank).tolist():
-        mine = rank == number
-        is_comm, is_compute = (mine & (role == ROLES.index(name)) for name in (COMM, COMPUTE))
-        activities[number] = Activity(
-            compute=united(is_compute),
-            comm=united(is_comm),
-            rest=united(mine & ~is_comm & ~is_compute),
-            unclassified=united(mine & is_unclassified),
+    for rank in sorted({lane.rank for lane in lanes}):
+        mine = [lane for lane in lanes if lane.rank == rank]
+        compute, comm, rest = (
+            intervals.union_of(*(lane.busy for lane in mine if lane.role in roles))
+            for roles in ((COMPUTE,), (COMM,), (COPY, OTHER))
+        )
+        of_rank = unknown[unknown["rank"] == rank]
+        activities[rank] = Activity(
+            compute=compute,
+            comm=comm,
+            overlapped_comm=intervals.intersect(comm, compute),
+            exposed_rest=intervals.subtract(intervals.subtract(rest, compute), comm),
+            unclassified=intervals.union(
+                Intervals(of_rank["start_ns"].to_numpy(), of_rank["end_ns"].to_numpy())
+            ),
         )
     return activities
+
+
+def group_rows(*keys: npt.NDArray[np.integer]) -> list[Int64Array]:
+    """Return the rows of each distinct combination of keys: ascending within a group, the groups ordered by key.
+
+    Args:
+        *keys: One or more integer keys of shape (N,), none negative, with few distinct values.
+    """
+    slot, first = number_groups(*keys)
+    # Few groups: as 16-bit numbers numpy sorts them by counting, which keeps the order within each.
+    order = np.argsort(slot.astype(np.uint16) if len(first) < 2**16 else slot, kind="stable")
+    groups = np.split(order, np.cumsum(np.bincount(slot, minlength=len(first)))[:-1]) if len(first) else []
+    by_key = np.lexsort([key[first] for key in reversed(keys)])
+    return [groups[position] for position in by_key]
+
+
+def number_groups(*keys: npt.NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
+    """Return a number for each row's combination of keys, int64 of shape (N,), and one row of each number.
+
+    Args:
+        *keys: One or more integer keys of shape (N,), with few distinct values: they are hashed, not sorted.
+    """
+    slot = np.zeros(len(keys[0]), np.int64)
+    for key in keys:
+        part, distinct = pd.factorize(key)
+        if len(distinct) > 1:
+            slot, _ = pd.factorize(slot * len(distinct) + part)
+    first = np.zeros(int(slot.max(initial=-1)) + 1, np.int64)
+    first[slot] = np.arange(len(slot))
+    return slot, first
+
+
+def cut_to_windows(ops: pd.DataFrame, windows: Mapping[int, Window]) -> tuple[Int64Array, BoolArray]:
+    """Return how much of each op lies in its rank's window, and whether any instant of it does.
+
+    Args:
+        ops: Device work of N rows.
+        windows: Windows of the ranks asked for.
+    """
+    start, end, rank = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
+    inside_ns, is_inside = np.zeros(len(ops), np.int64), np.zeros(len(ops), bool)
+    is_instant = start == end
+    for number, window in windows.items():
+        mine = np.flatnonzero(rank == number)
+        covered = intervals.covered_ns(window.pieces, start[mine], end[mine] + is_instant[mine])
+        is_inside[mine] = covered > 0
+        inside_ns[mine] = np.where(is_instant[mine], 0, covered)
+    return inside_ns, is_inside

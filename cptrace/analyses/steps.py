@@ -12,7 +12,7 @@ import pandas as pd
 from cptrace import labels
 from cptrace.errors import UsageError
 from cptrace.intervals import Int64Array
-from cptrace.launches import Launches, closed_ranges
+from cptrace.launches import Launches, closed_ranges, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.trace import Trace
 
@@ -21,6 +21,8 @@ from cptrace.trace import Trace
 DEFAULT_PATTERN: Final = re.compile(
     rf"{labels.STEP}|(?i:step|iteration|iter|ProfilerStep)(?:[\s_:#=./-]*\d+(?!\w).*|)(?:, .*)?"
 )
+# What any such name begins with: a quick first look at what may be a million distinct names.
+_CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
 _MAX_EXAMPLES: Final = 5
 COLUMNS: Final = ("rank", "step", "name", "start_ns", "end_ns", "n_ops")
 
@@ -66,13 +68,11 @@ def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame 
             )
         return NotApplicable(
             "steps",
-            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0') and record with --trace=cuda,nvtx",
+            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0') and record with"
+            " --trace=cuda,nvtx",
             ("NVTX_EVENTS",),
         )
-    names = trace.ranges["name"].cat
-    matches = (lambda text: pattern.search(text)) if pattern is not None else DEFAULT_PATTERN.fullmatch
-    is_step = np.array([matches(text) is not None for text in names.categories] + [False])
-    ranges = closed_ranges(trace.ranges[is_step[names.codes.to_numpy()]])
+    ranges = closed_ranges(trace.ranges[_is_step(trace.ranges["name"], pattern)])
     ranges = ranges[ranges["kind"] != "mark"]
     if ranges.empty:
         examples = _examples(trace.ranges)
@@ -84,6 +84,16 @@ def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame 
             "steps", f"no NVTX range is called like a step; name it with --step-range REGEX; {examples}"
         )
     return _outermost(ranges)
+
+
+def _is_step(names: pd.Series, pattern: re.Pattern[str] | None) -> npt.NDArray[np.bool_]:
+    """Return which ranges are called like a step; each distinct name is looked at once."""
+    if pattern is None:
+        candidate = names_match(names, _CANDIDATE)
+        names = names.where(candidate).cat.remove_unused_categories()
+    matches = DEFAULT_PATTERN.fullmatch if pattern is None else pattern.search
+    of_name = np.array([matches(text) is not None for text in names.cat.categories.tolist()] + [False])
+    return of_name[names.cat.codes.to_numpy()]
 
 
 def _examples(ranges: pd.DataFrame) -> str:

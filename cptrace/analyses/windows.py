@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
@@ -12,46 +10,8 @@ from cptrace.analyses.scope import Window
 from cptrace.errors import UsageError
 from cptrace.intervals import Intervals
 from cptrace.outcome import NotApplicable
-from cptrace.units import format_ns, parse_ns
-
-
-@dataclass(frozen=True, slots=True)
-class WindowRequest:
-    """A window that was asked for.
-
-    Attributes:
-        is_all: From the first to the last op of each rank, whatever the steps are.
-        start_ns: Inclusive start in trace time, None for the first op.
-        end_ns: Exclusive end in trace time, None for the last op.
-    """
-
-    is_all: bool = False
-    start_ns: int | None = None
-    end_ns: int | None = None
-
-
-def parse_window(text: str) -> WindowRequest:
-    """Return the window that an option's text asks for.
-
-    Args:
-        text: `all`, or `START:END` in trace time with units, either side optional, such as `1.2s:1300ms`.
-
-    Raises:
-        UsageError: The text is neither, or the window is empty.
-    """
-    if text == "all":
-        return WindowRequest(is_all=True)
-    start, colon, end = text.partition(":")
-    if not colon or not (start.strip() or end.strip()):
-        raise UsageError(
-            f"cannot read window {text!r}; write `all`, or START:END with units, such as 1.2s:1300ms"
-        )
-    request = WindowRequest(
-        start_ns=parse_ns(start) if start.strip() else None, end_ns=parse_ns(end) if end.strip() else None
-    )
-    if request.start_ns is not None and request.end_ns is not None and request.end_ns <= request.start_ns:
-        raise UsageError(f"window {text!r} is empty: its end is not after its start")
-    return request
+from cptrace.requests import WindowRequest
+from cptrace.units import format_ns
 
 
 def find_windows(
@@ -67,25 +27,24 @@ def find_windows(
     Raises:
         UsageError: The window asked for lies outside the trace.
     """
-    extents = {rank: _extent(group) for rank, group in ops.groupby("rank", sort=True)}
+    start, end, rank = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
+    extents = {
+        r: (int(start[rank == r].min()), int(end[rank == r].max())) for r in sorted(pd.unique(rank).tolist())
+    }
     if request is not None and not request.is_all:
         return _requested(request, extents)
     windows: dict[int, Window] = {}
-    for rank, extent in extents.items():
-        mine = EMPTY_STEPS if isinstance(steps, NotApplicable) else steps[steps["rank"] == rank]
+    for number, extent in extents.items():
+        mine = EMPTY_STEPS if isinstance(steps, NotApplicable) else steps[steps["rank"] == number]
         if request is None and len(mine):
             pieces = intervals.union(Intervals(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
-            windows[rank] = Window("steps", pieces)
+            windows[number] = Window("steps", pieces)
         else:
-            windows[rank] = Window("all", _one_piece(*extent))
+            windows[number] = Window("all", _one_piece(*extent))
     return windows
 
 
 EMPTY_STEPS = pd.DataFrame({"rank": [], "start_ns": [], "end_ns": []}, dtype=np.int64)
-
-
-def _extent(ops: pd.DataFrame) -> tuple[int, int]:
-    return int(ops["start_ns"].min()), int(ops["end_ns"].max())
 
 
 def _one_piece(start_ns: int, end_ns: int) -> Intervals:

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import click
 
-from cptrace.analyses import ScopeRequest
-from cptrace.analyses.windows import parse_window
-from cptrace.api import AnalyzeOptions
-from cptrace.api import analyze as analyze_traces
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
 from cptrace.cli.progress import loading
 from cptrace.errors import UsageError
 from cptrace.renderers import RENDERERS, RenderOptions, find_renderer
-from cptrace.sources import SOURCES, ReadOptions
+from cptrace.requests import ReadOptions, ScopeRequest, parse_window
+from cptrace.sources import SOURCES, Readings
 
 _FORMATS = [renderer.name for renderer in RENDERERS]
 _SOURCES = "\b\n" + "\n".join(f"  {source.name:12} {source.summary}" for source in SOURCES)
@@ -45,7 +42,7 @@ first to the last operation on each device."""
 @click.option(
     "--step-range",
     metavar="REGEX",
-    help="NVTX ranges that are steps, searched in their names.  [default: step, iteration or ProfilerStep with a number]",
+    help="NVTX ranges that are steps, searched in their names.  [default: step, iteration, ProfilerStep and a number]",
 )
 @click.option(
     "--window",
@@ -72,8 +69,12 @@ def analyze(
         ranks=ranks,
     )
     check_output(output, force=force, inputs=paths)
-    with loading() as progress:
-        report = analyze_traces(paths, AnalyzeOptions(request, ReadOptions(drop_invalid, progress)))
+    with loading() as progress, Readings(paths, ReadOptions(drop_invalid, progress)) as readings:
+        from cptrace.api import (
+            analyze_readings,
+        )  # here: pandas takes its time to import, and the files are being read
+
+        report = analyze_readings(readings, request)
     options = RenderOptions(width=terminal_width(), has_color=output is None and has_color())
     write_output(find_renderer(format_name).render(report, options), output)
 

@@ -11,10 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cptrace.classify import function_name
+from cptrace.labels import CPU_EMULATED
+from cptrace.names import function_name
 from cptrace.renderers.base import Renderer, RenderOptions
 from cptrace.report import Report, Row
-from cptrace.trace import CPU_EMULATED
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
 _MAX_ROWS: Final = 8
@@ -195,9 +195,9 @@ def _collectives(rows: Sequence[Row], width: int) -> Iterable[Any]:
 def _streams(rows: Sequence[Row], width: int) -> Iterable[Any]:
     lines = []
     for row in rows[: 2 * _MAX_ROWS]:
-        times = (format_ns(row[name]) for name in ("busy_ns", "compute_ns", "comm_ns", "copy_ns"))
+        times = (format_ns(row[name]) for name in ("busy_ns", "compute_ns", "comm_ns", "copy_ns", "other_ns"))
         lines.append((*(str(row[name]) for name in ("rank", "context", "stream", "n_ops")), *times))
-    yield _table(("rank", "context", "stream", "ops", "busy", "compute", "comm", "copy"), lines, width)
+    yield _table(("rank", "context", "stream", "ops", "busy", "compute", "comm", "copy", "other"), lines, width)
     yield from _rest(len(rows), "streams", 2 * _MAX_ROWS)
 
 

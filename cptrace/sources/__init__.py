@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
-from cptrace.errors import SourceError
+from cptrace.errors import SourceError, UsageError
+from cptrace.requests import ReadOptions
 from cptrace.sources import nsys_rep, nsys_sqlite
-from cptrace.sources.base import ReadOptions, Source
-from cptrace.trace import Trace
+from cptrace.sources.base import Reading, Source
+
+if TYPE_CHECKING:
+    from cptrace.trace import Trace
 
 SOURCES: Final[tuple[Source, ...]] = (nsys_sqlite.SOURCE, nsys_rep.SOURCE)
 
-__all__ = ["SOURCES", "ReadOptions", "Source", "read_trace"]
+__all__ = ["SOURCES", "Reading", "Readings", "Source", "read_trace", "start_reading"]
+
+
+def start_reading(path: Path, options: ReadOptions | None = None) -> Reading:
+    """Start to read a file of any known format.
+
+    Args:
+        path: Path of the file; it is never written to.
+        options: How to read it.
+
+    Raises:
+        SourceError: The file is missing, unreadable, plainly damaged or of no known format.
+    """
+    return _source_of(path).start(path, options or ReadOptions())
 
 
 def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
@@ -26,7 +44,47 @@ def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
         SourceError: The file is missing, unreadable, damaged or of no known format.
         TraceError: Its content contradicts itself.
     """
-    return _source_of(path).read(path, options or ReadOptions())
+    with Readings([path], options) as readings:
+        return next(iter(readings))
+
+
+class Readings:
+    """Traces of several files, in order, each being read while the one before it is worked on.
+
+    Args:
+        paths: Paths of the files.
+        options: How to read them.
+
+    Raises:
+        UsageError: No file was named.
+        SourceError: The first file is missing, unreadable, plainly damaged or of no known format.
+    """
+
+    def __init__(self, paths: Sequence[Path], options: ReadOptions | None = None) -> None:
+        if not paths:
+            raise UsageError("no trace was named; give at least one file")
+        self._options = options
+        self._remaining = list(paths)
+        self._current: Reading | None = None
+        self._next: Reading | None = start_reading(self._remaining.pop(0), options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for reading in (self._current, self._next):
+            if reading is not None:
+                reading.cancel()
+
+    def __iter__(self) -> Iterator[Trace]:
+        while self._next is not None:
+            self._current = self._next
+            self._next = start_reading(self._remaining.pop(0), self._options) if self._remaining else None
+            trace = self._current.finish()
+            self._current = None
+            yield trace
 
 
 def _source_of(path: Path) -> Source:

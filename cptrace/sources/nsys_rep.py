@@ -7,20 +7,52 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cptrace.errors import SourceError
+from cptrace.requests import ReadOptions
 from cptrace.sources import nsys_sqlite
-from cptrace.sources.base import ReadOptions, Source
-from cptrace.trace import Trace
+from cptrace.sources.base import Source
+
+if TYPE_CHECKING:
+    from cptrace.trace import Trace
 
 NAME: Final = "nsys_rep"
 SUFFIXES: Final = (".nsys-rep", ".qdrep")
 
 
-def read(path: Path, options: ReadOptions) -> Trace:
-    """Return the trace of a report, exported to a temporary folder that is removed afterwards.
+@dataclass(frozen=True, slots=True)
+class RepReading:
+    """A report that was exported to a temporary folder and is being read there.
+
+    Attributes:
+        path: Path of the report.
+        folder: Temporary folder; it goes with the reading.
+        reading: The export, being read.
+    """
+
+    path: Path
+    folder: tempfile.TemporaryDirectory[str]
+    reading: nsys_sqlite.NsysReading
+
+    def finish(self) -> Trace:
+        """Return the trace, once everything is read."""
+        trace = self.reading.finish()
+        self.folder.cleanup()
+        return dataclasses.replace(
+            trace, meta=dataclasses.replace(trace.meta, path=str(self.path), format=NAME)
+        )
+
+    def cancel(self) -> None:
+        """Give up what has not been read yet."""
+        self.reading.cancel()
+        self.folder.cleanup()
+
+
+def start(path: Path, options: ReadOptions) -> RepReading:
+    """Export a report and start to read the export.
 
     Args:
         path: Path of the report.
@@ -28,7 +60,6 @@ def read(path: Path, options: ReadOptions) -> Trace:
 
     Raises:
         SourceError: Nsight Systems is not installed, or cannot export the report.
-        TraceError: Its content contradicts itself.
     """
     command = shutil.which("nsys")
     by_hand = (
@@ -39,11 +70,10 @@ def read(path: Path, options: ReadOptions) -> Trace:
             f"{path}: reading a report needs Nsight Systems, and nsys is not on PATH; export it where it is, with:"
             f" {by_hand}"
         )
-    with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
-        export = Path(folder, "export.sqlite")
-        _export(command, path, export, by_hand)
-        trace = nsys_sqlite.read(export, options)
-    return dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, path=str(path), format=NAME))
+    folder = tempfile.TemporaryDirectory(prefix="cptrace-")
+    export = Path(folder.name, "export.sqlite")
+    _export(command, path, export, by_hand)
+    return RepReading(path, folder, nsys_sqlite.start(export, options))
 
 
 def _export(command: str, path: Path, export: Path, by_hand: str) -> None:
@@ -59,4 +89,4 @@ def _recognises(path: Path, _first_bytes: bytes) -> bool:
     return path.suffix in SUFFIXES
 
 
-SOURCE: Final = Source(NAME, "Nsight Systems report (needs nsys on PATH)", SUFFIXES, _recognises, read)
+SOURCE: Final = Source(NAME, "Nsight Systems report (needs nsys on PATH)", SUFFIXES, _recognises, start)

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,10 +25,11 @@ import numpy as np
 import pyarrow as pa
 
 from cptrace.errors import SourceError
-from cptrace.intervals import Int64Array
+from cptrace.intervals import BoolArray, Int64Array
 
 MAGIC: Final = b"SQLite format 3\x00"
 Progress = Callable[[int, int], None]
+Columns = dict[str, pa.ChunkedArray]
 
 _ROWS_PER_CHUNK: Final = 250_000
 _MAX_THREADS: Final = 4
@@ -71,7 +73,7 @@ class SqliteFile:
         Raises:
             SourceError: The file is damaged.
         """
-        with self._explaining_damage(), closing(sqlite3.connect(self._uri, uri=True)) as connection:
+        with self.explaining_damage(), closing(sqlite3.connect(self._uri, uri=True)) as connection:
             connection.text_factory = decode_text
             return connection.execute(sql, parameters).fetchall()
 
@@ -97,45 +99,33 @@ class SqliteFile:
             found.update(self.rows(f'SELECT id, value FROM "{table}" WHERE id IN ({marks})', some))
         return {key: value for key, value in found.items() if isinstance(value, str)}
 
-    def read(
-        self, queries: Sequence[Query], progress: Progress | None = None
-    ) -> list[dict[str, pa.ChunkedArray]]:
-        """Return the columns of each query as Arrow arrays, in the order of rows in the file.
+    def start_reading(self, queries: Mapping[str, Query], progress: Progress | None = None) -> PendingColumns:
+        """Start to read columns in the background; the first queries are read first.
 
         Args:
-            queries: What to read.
-            progress: Called with the number of rows read so far and in all.
-
-        Raises:
-            SourceError: The file is damaged, or a column mixes types.
+            queries: What to read, by a name for each.
+            progress: Called with the number of rows read so far and in all, from any thread.
         """
-        chunks = [
-            (index, low, high)
-            for index, query in enumerate(queries)
-            for low, high in self._chunks(query.table)
-        ]
-        n_rows = sum(high - low for _, low, high in chunks)
-        parts: list[list[pa.Table]] = [[] for _ in queries]
-        n_done = 0
-        n_threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(chunks)))
-        with ThreadPoolExecutor(n_threads) as pool, self._explaining_damage():
-            tables = pool.map(lambda chunk: self._read_chunk(queries[chunk[0]], chunk[1], chunk[2]), chunks)
-            for (index, low, high), table in zip(chunks, tables, strict=True):
-                parts[index].append(table)
-                n_done += high - low
-                if progress is not None:
-                    progress(n_done, n_rows)
-        return [self._concatenate(query, tables) for query, tables in zip(queries, parts, strict=True)]
+        return PendingColumns(self, queries, progress)
 
-    def _chunks(self, table: str) -> list[tuple[int, int]]:
-        """Return half-open ranges of rowids that together cover the table; none where it is empty."""
+    def chunks(self, table: str) -> list[tuple[int, int]]:
+        """Return half-open ranges of rowids that together cover a table; none where it is empty.
+
+        Args:
+            table: Name of the table.
+        """
         # Two statements: SQLite answers each from one end of the tree, but scans the table for both at once.
         low, high = (self.rows(f'SELECT {edge}(rowid) FROM "{table}"')[0][0] for edge in ("min", "max"))
-        if low is None:
-            return []
-        return list(pairwise([*range(low, high + 1, _ROWS_PER_CHUNK), high + 1]))
+        return [] if low is None else list(pairwise([*range(low, high + 1, _ROWS_PER_CHUNK), high + 1]))
 
-    def _read_chunk(self, query: Query, low: int, high: int) -> pa.Table:
+    def read_chunk(self, query: Query, low: int, high: int) -> pa.Table:
+        """Return the columns of the rows whose rowid is in a half-open range.
+
+        Args:
+            query: What to read.
+            low: First rowid.
+            high: Rowid after the last.
+        """
         columns = ", ".join(f'{expression} AS "{name}"' for name, expression in query.columns.items())
         sql = (
             f'SELECT {columns} FROM "{query.table}" WHERE rowid >= {low} AND rowid < {high} AND {query.where}'
@@ -144,22 +134,6 @@ class SqliteFile:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
             cursor.execute(sql)
             return cursor.fetch_arrow_table()
-
-    def _concatenate(self, query: Query, tables: list[pa.Table]) -> dict[str, pa.ChunkedArray]:
-        columns: dict[str, pa.ChunkedArray] = {}
-        for name in query.columns:
-            arrays = [chunk for table in tables for chunk in table.column(name).chunks]
-            types = {array.type for array in arrays if array.null_count < len(array)}
-            if len(types) > 1:
-                raise SourceError(
-                    f"{self.path}: column {query.table}.{name} mixes {' and '.join(sorted(map(str, types)))};"
-                    " the file was changed after the export: export the report again"
-                )
-            kind = next(iter(types), pa.int64())
-            columns[name] = pa.chunked_array(
-                [a.cast(kind) if a.type != kind else a for a in arrays], type=kind
-            )
-        return columns
 
     def _read_table_columns(self) -> dict[str, frozenset[str]]:
         rows = self.rows(
@@ -171,7 +145,8 @@ class SqliteFile:
         return {table: frozenset(names) for table, names in columns.items()}
 
     @contextmanager
-    def _explaining_damage(self) -> Iterator[None]:
+    def explaining_damage(self) -> Iterator[None]:
+        """Turn what SQLite says of a damaged file into an error that says what to do."""
         try:
             yield
         except (sqlite3.Error, adbc_driver_manager.Error) as error:
@@ -180,6 +155,73 @@ class SqliteFile:
                 f"{self.path}: SQLite cannot read it ({reason}); the file is damaged or not fully written:"
                 " export the report again"
             ) from error
+
+
+class PendingColumns:
+    """Columns of a file that threads are reading.
+
+    Args:
+        file: File to read.
+        queries: What to read, by a name for each.
+        progress: Called with the number of rows read so far and in all, from any thread.
+    """
+
+    def __init__(self, file: SqliteFile, queries: Mapping[str, Query], progress: Progress | None) -> None:
+        self._file = file
+        self._queries = queries
+        chunks = {name: file.chunks(query.table) for name, query in queries.items()}
+        self._n_rows = sum(high - low for ranges in chunks.values() for low, high in ranges)
+        self._n_done = 0
+        self._progress = progress
+        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
+        self._parts = {
+            name: [self._pool.submit(self._read, queries[name], low, high) for low, high in ranges]
+            for name, ranges in chunks.items()
+        }
+
+    def pop(self, name: str) -> Columns | None:
+        """Return the columns of a query once they are read, and forget them; None where it was not asked for.
+
+        Args:
+            name: Name of the query.
+
+        Raises:
+            SourceError: The file is damaged, or a column mixes types.
+        """
+        if name not in self._parts:
+            return None
+        with self._file.explaining_damage():
+            tables = [part.result() for part in self._parts.pop(name)]
+        return self._concatenate(self._queries[name], tables)
+
+    def cancel(self) -> None:
+        """Give up what has not been read yet."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, query: Query, low: int, high: int) -> pa.Table:
+        table = self._file.read_chunk(query, low, high)
+        if self._progress is not None:
+            with self._lock:
+                self._n_done += high - low
+                self._progress(self._n_done, self._n_rows)
+        return table
+
+    def _concatenate(self, query: Query, tables: list[pa.Table]) -> Columns:
+        columns: Columns = {}
+        for name in query.columns:
+            arrays = [chunk for table in tables for chunk in table.column(name).chunks]
+            types = {array.type for array in arrays if array.null_count < len(array)}
+            if len(types) > 1:
+                raise SourceError(
+                    f"{self._file.path}: column {query.table}.{name} mixes {' and '.join(sorted(map(str, types)))};"
+                    " the file was changed after the export: export the report again"
+                )
+            kind = next(iter(types), pa.int64())
+            columns[name] = pa.chunked_array(
+                [a.cast(kind) if a.type != kind else a for a in arrays], type=kind
+            )
+        return columns
 
 
 def decode_text(raw: bytes) -> str:
@@ -191,7 +233,7 @@ def decode_text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def integers(column: pa.ChunkedArray) -> tuple[Int64Array, np.ndarray[Any, np.dtype[np.bool_]] | None]:
+def integers(column: pa.ChunkedArray) -> tuple[Int64Array, BoolArray | None]:
     """Return a column's values as int64 of shape (N,), and which of them are missing (None where none is).
 
     Args:

@@ -1,0 +1,186 @@
+"""Device work of an Nsight Systems export: kernels, copies, memsets, whole graphs, and whose ranks they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import schema
+from cptrace.errors import TraceError
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.requests import ReadOptions
+from cptrace.sources.columns import all_missing, category
+from cptrace.sources.nsys_meta import FileInfo
+from cptrace.sources.nsys_raw import RawTable
+from cptrace.sources.nsys_sqlite import GRAPH, KERNEL, MEMCPY, MEMSET, OP_COLUMNS
+from cptrace.trace import Note
+
+# Of the upper 40 bits of a global id, which name the process, the lower 24 are the operating system's pid.
+_PID_SHIFT: Final = 24
+_PID_MASK: Final = 0xFFFFFF
+_COPY_NAMES: Final = {
+    0: "memcpy",
+    1: "memcpy HtoD",
+    2: "memcpy DtoH",
+    3: "memcpy HtoA",
+    4: "memcpy AtoH",
+    5: "memcpy AtoA",
+    6: "memcpy AtoD",
+    7: "memcpy DtoA",
+    8: "memcpy DtoD",
+    9: "memcpy HtoH",
+    10: "memcpy PtoP",
+    11: "memcpy unified HtoD",
+    12: "memcpy unified DtoH",
+    13: "memcpy unified DtoD",
+}
+_COPY_PEER: Final = 10
+_COPIES_BETWEEN_DEVICES: Final = (0, 8, _COPY_PEER)
+
+OpColumns = dict[str, Any]
+
+
+def make_ops(
+    tables: Sequence[RawTable], info: FileInfo, options: ReadOptions, notes: list[Note]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables of device work and of ranks.
+
+    Args:
+        tables: What was read of `OP_TABLES`.
+        info: What the file says about itself.
+        options: How to read it.
+        notes: Where to add what a reader should know.
+
+    Raises:
+        TraceError: Device work has impossible times.
+    """
+    parts = [part for raw in tables if len((part := _part(raw, info, options, notes))["start_ns"])]
+    if not parts:
+        return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
+    names = [column for column in schema.OPS.column_names if column != "rank"]
+    columns: OpColumns = {name: _join([part[name] for part in parts]) for name in names}
+    columns["rank"], ranks = _assign_ranks(columns["process"], columns["device"], info)
+    return schema.make_frame(schema.OPS, columns), ranks
+
+
+def _join(columns: list[Any]) -> Any:
+    """Return parts of one column as one."""
+    if len(columns) == 1:
+        return columns[0]
+    if isinstance(columns[0], pd.Categorical):
+        return pd.api.types.union_categoricals(columns)
+    if isinstance(columns[0], pd.arrays.IntegerArray):
+        return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array
+    return np.concatenate(columns)
+
+
+def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]) -> OpColumns:
+    """Return the columns of `schema.OPS`, but for ranks, of one kind of device work."""
+    times = {name: raw.ints(name) for name in ("start_ns", "end_ns")}
+    keep = _valid_times(raw, times, info, options, notes)
+    columns: OpColumns = {name: raw.ints(name)[0] for name in OP_COLUMNS if name != "correlation_id"}
+    for name in ("device", "context", "stream"):
+        columns[name] = columns[name].astype(np.int32)
+    kind, special = OP_TABLES[raw.name]
+    columns["correlation_id"] = raw.optional("correlation_id")
+    columns["kind"] = category(np.zeros(raw.n_rows, np.int8), [kind])
+    columns["bytes"] = all_missing(raw.n_rows)
+    columns["is_peer_copy"] = np.zeros(raw.n_rows, bool)
+    columns |= special(raw)
+    return columns if keep is None else {name: column[keep] for name, column in columns.items()}
+
+
+def _kernel_columns(raw: RawTable) -> OpColumns:
+    return {"name": raw.texts("name_id", fallback="(unnamed kernel)")}
+
+
+def _copy_columns(raw: RawTable) -> OpColumns:
+    kind, _ = raw.ints("copy_kind")
+    names = [_COPY_NAMES.get(code, f"memcpy kind {code}") for code in range(int(kind.max(initial=0)) + 1)]
+    (source, has_source), (target, has_target) = raw.ids("src"), raw.ids("dst")
+    is_between = np.isin(kind, _COPIES_BETWEEN_DEVICES) & has_source & has_target & (source != target)
+    return {
+        "name": category(kind, names),
+        "bytes": raw.optional("bytes"),
+        "is_peer_copy": (kind == _COPY_PEER) | is_between,
+    }
+
+
+def _memset_columns(raw: RawTable) -> OpColumns:
+    return {"name": _one_name(raw, "memset"), "bytes": raw.optional("bytes")}
+
+
+def _graph_columns(raw: RawTable) -> OpColumns:
+    return {"name": _one_name(raw, "CUDA graph launch")}
+
+
+def _one_name(raw: RawTable, name: str) -> pd.Categorical:
+    return category(np.zeros(raw.n_rows, np.int8), [name])
+
+
+OP_TABLES: Final[dict[str, tuple[str, Callable[[RawTable], OpColumns]]]] = {
+    KERNEL: ("kernel", _kernel_columns),
+    MEMCPY: ("memcpy", _copy_columns),
+    MEMSET: ("memset", _memset_columns),
+    GRAPH: ("graph", _graph_columns),
+}
+"""Source tables of device work: the kind that their rows are, and what is special to it."""
+
+
+def _valid_times(
+    raw: RawTable,
+    times: dict[str, tuple[Int64Array, BoolArray | None]],
+    info: FileInfo,
+    options: ReadOptions,
+    notes: list[Note],
+) -> BoolArray | None:
+    """Return which rows have possible times, None for all; refuse the file where one has not, unless told to drop."""
+    (start, no_start), (end, no_end) = times["start_ns"], times["end_ns"]
+    is_bad = end < start
+    if not info.is_time_shifted:
+        is_bad |= start < 0
+    for mask in (no_start, no_end):
+        is_bad = is_bad if mask is None else is_bad | mask
+    n_bad = int(np.count_nonzero(is_bad))
+    if not n_bad:
+        return None
+    if not options.drop_invalid:
+        row = int(np.argmax(is_bad))
+        raise TraceError(
+            f"{raw.file.path}: {n_bad} of {len(start)} rows of {raw.name} have missing, negative or reversed times"
+            f" (the first: start {start[row]}, end {end[row]}); export the report again, or leave such rows out"
+            " with --drop-invalid"
+        )
+    notes.append(
+        Note(
+            "dropped-rows", f"{raw.name}: rows with missing, negative or reversed times were left out", n_bad
+        )
+    )
+    return ~is_bad
+
+
+def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
+    """Return the rank of each op and the table of ranks: as recorded, else counted by (device, process)."""
+    # Device ordinals are small: together with the process they make one integer key.
+    codes, _ = pd.factorize(process)
+    key = codes.astype(np.int64) * (int(device.max()) + 1) + device
+    slot, first_keys = pd.factorize(key)
+    first = np.zeros(len(first_keys), np.int64)
+    first[slot] = np.arange(len(slot))
+    frame = pd.DataFrame({"process": process[first], "device": device[first]})
+    frame["pid"] = (frame["process"].to_numpy() >> _PID_SHIFT) & _PID_MASK
+    pairs = list(zip(frame["pid"].tolist(), frame["device"].tolist(), strict=True))
+    is_recorded = all(pair in info.recorded_ranks for pair in pairs)
+    if is_recorded:
+        frame["rank"] = [info.recorded_ranks[pair] for pair in pairs]
+    else:
+        by_device = np.lexsort((frame["process"].to_numpy(), frame["device"].to_numpy()))
+        frame["rank"] = np.argsort(by_device)
+    frame = frame.astype({"rank": np.int32, "device": np.int32}).assign(is_recorded=is_recorded)
+    texts = [info.device_names.get(ordinal, "") for ordinal in frame["device"].tolist()]
+    frame["device_name"] = category(np.array([i if text else -1 for i, text in enumerate(texts)]), texts)
+    ranks = schema.make_frame(schema.RANKS, {name: frame[name].array for name in frame.columns})
+    return frame["rank"].to_numpy()[slot], ranks

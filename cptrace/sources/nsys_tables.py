@@ -1,0 +1,107 @@
+"""Makes a Trace of the columns of an Nsight Systems export."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import schema
+from cptrace.requests import ReadOptions
+from cptrace.sources.columns import category, nullable
+from cptrace.sources.nsys_meta import make_meta, read_info
+from cptrace.sources.nsys_ops import OP_TABLES, make_ops
+from cptrace.sources.nsys_ranges import PROCESS_MASK, make_ranges
+from cptrace.sources.nsys_raw import RawTable
+from cptrace.sources.nsys_sqlite import CUDA_EVENT, EXPECTED_TABLES, NVTX, RUNTIME, SYNCHRONIZATION
+from cptrace.sources.sqlite_columns import PendingColumns, SqliteFile
+from cptrace.trace import Note, Trace
+
+_SYNC_KINDS: Final = ("context", "stream", "event", "stream_wait")
+
+
+def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) -> Trace:
+    """Return the trace that an export holds.
+
+    Args:
+        file: The export.
+        pending: Its columns, as they come.
+        options: How to read it.
+
+    Raises:
+        SourceError: The file is damaged.
+        TraceError: Device work has impossible times, or what a run recorded about itself cannot be understood.
+    """
+    notes: list[Note] = []
+    info = read_info(file)
+
+    def take(name: str) -> RawTable | None:
+        columns = pending.pop(name)
+        return None if columns is None else RawTable(file, name, columns)
+
+    ranges = schema.empty_frame(schema.RANGES) if (raw := take(NVTX)) is None else make_ranges(raw, notes)
+    syncs = schema.empty_frame(schema.SYNCS) if (raw := take(SYNCHRONIZATION)) is None else _syncs(raw)
+    records = (
+        schema.empty_frame(schema.EVENT_RECORDS) if (raw := take(CUDA_EVENT)) is None else _event_records(raw)
+    )
+    calls = schema.empty_frame(schema.API_CALLS) if (raw := take(RUNTIME)) is None else _api_calls(raw, notes)
+    works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
+    ops, ranks = make_ops(works, info, options, notes)
+    missing = tuple(table for table in EXPECTED_TABLES if not file.has_rows(table))
+    meta = make_meta(file, info, missing, notes)
+    return Trace(
+        meta, ops=ops, api_calls=calls, syncs=syncs, event_records=records, ranges=ranges, ranks=ranks
+    )
+
+
+def _api_calls(raw: RawTable, notes: list[Note]) -> pd.DataFrame:
+    (start, _), (end, _), (thread, _) = (raw.ints(name) for name in ("start_ns", "end_ns", "thread"))
+    columns: dict[str, Any] = {
+        "start_ns": start,
+        "end_ns": end,
+        "process": thread & PROCESS_MASK,
+        "thread": thread,
+        "correlation_id": raw.optional("correlation_id"),
+        "name": raw.texts("name_id"),
+    }
+    is_reversed = end < start
+    if is_reversed.any():
+        n_reversed = int(np.count_nonzero(is_reversed))
+        notes.append(
+            Note("dropped-rows", f"{raw.name}: calls that end before they start were left out", n_reversed)
+        )
+        columns = {name: column[~is_reversed] for name, column in columns.items()}
+    return schema.make_frame(schema.API_CALLS, columns)
+
+
+def _syncs(raw: RawTable) -> pd.DataFrame:
+    (stream, has_stream), (event, has_event), (sync, has_sync) = (
+        raw.ids(name) for name in ("stream", "event_id", "event_sync_id")
+    )
+    # Never from syncType: its meaning changed between versions and contradicts the file's own enumeration.
+    kind = has_stream.astype(np.int8) + 2 * has_event.astype(np.int8)
+    columns: dict[str, Any] = {
+        "start_ns": raw.ints("start_ns")[0],
+        "end_ns": raw.ints("end_ns")[0],
+        "process": raw.ints("process")[0],
+        "context": raw.ints("context")[0].astype(np.int32),
+        "kind": category(kind, list(_SYNC_KINDS)),
+        "stream": nullable(stream, ~has_stream),
+        "event_id": nullable(event, ~has_event),
+        "event_sync_id": nullable(sync, ~has_sync),
+        "correlation_id": raw.optional("correlation_id"),
+    }
+    return schema.make_frame(schema.SYNCS, columns)
+
+
+def _event_records(raw: RawTable) -> pd.DataFrame:
+    columns: dict[str, Any] = {
+        "process": raw.ints("process")[0],
+        "context": raw.ints("context")[0].astype(np.int32),
+        "stream": raw.ints("stream")[0].astype(np.int32),
+        "event_id": raw.ints("event_id")[0],
+        "event_sync_id": raw.optional("event_sync_id"),
+        "correlation_id": raw.optional("correlation_id"),
+    }
+    return schema.make_frame(schema.EVENT_RECORDS, columns)
