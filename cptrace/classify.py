@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,7 @@ def classify(trace: Trace, launches: Launches) -> Trace:
     _mark_copy_engine_collectives(trace, launches, rule)
     role = np.array([ROLES.index(r) for r in _RULE_ROLES], np.int8)[rule]
     collective = _collectives(trace, launches, role == ROLES.index(COMM))
-    added = {
+    added: dict[str, Any] = {
         "role": pd.Categorical.from_codes(role, categories=pd.Index(ROLES, dtype=str)),
         "collective": pd.Categorical.from_codes(collective, categories=pd.Index(COLLECTIVES, dtype=str)),
         "rule": pd.Categorical.from_codes(rule, categories=pd.Index(RULE_NAMES, dtype=str)),

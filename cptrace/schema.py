@@ -82,7 +82,7 @@ OPS: Final = Table(
         Column("bytes", NULLABLE_INT64, "bytes copied or set", "bytes", is_nullable=True),
         Column("is_peer_copy", BOOL, "a copy whose two ends are different devices"),
     ),
-    ("start_ns", "end_ns", "rank", "context", "stream", "kind", "name", "correlation_id"),
+    ("start_ns", "end_ns", "rank", "context", "stream", "kind", "name", "correlation_id", "bytes", "process"),
 )
 
 ROLES: Final = Table(
@@ -166,7 +166,7 @@ RANGES: Final = Table(
         Column("name", CATEGORY, "text of the range", is_nullable=True),
         Column("payload", NULLABLE_INT64, "integer payload", is_nullable=True),
     ),
-    ("start_ns", "end_ns", "process", "thread", "kind", "domain", "name"),
+    ("start_ns", "end_ns", "process", "thread", "kind", "domain", "name", "payload"),
 )
 
 RANKS: Final = Table(
@@ -269,11 +269,11 @@ def _sort_key(column: Any) -> Int64Array:
         # Codes follow the order in which the file names things; only the order of the texts is the same for all files.
         texts = column.categories.to_numpy().astype(str)
         by_text = np.append(np.argsort(np.argsort(texts, kind="stable"), kind="stable"), -1)
-        return by_text[column.codes].astype(np.int64)
+        return np.asarray(by_text[column.codes], np.int64)
     if isinstance(column, pd.arrays.IntegerArray):
         return column.to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).min)
-    return np.asarray(column).astype(np.int64)
+    return np.asarray(column, np.int64)
 
 
-def _empty_dtype(column: Column) -> object:
+def _empty_dtype(column: Column) -> Any:
     return pd.CategoricalDtype(pd.Index([], dtype=str)) if column.dtype == CATEGORY else column.dtype

@@ -133,7 +133,7 @@ def by_step(scope: Scope) -> pd.DataFrame | NotApplicable:
 def _cut(steps: pd.DataFrame, window: Window) -> pd.DataFrame:
     """Return the steps that reach into the window, cut to its outer edges."""
     low, high = window.pieces.start_ns[0], window.pieces.end_ns[-1]
-    inside = steps[(steps["end_ns"] > low) & (steps["start_ns"] < high)]
+    inside: pd.DataFrame = steps[(steps["end_ns"] > low) & (steps["start_ns"] < high)]
     return inside.assign(
         start_ns=np.maximum(inside["start_ns"], low), end_ns=np.minimum(inside["end_ns"], high)
     )
@@ -145,11 +145,8 @@ def hidden_ns(scope: Scope) -> dict[int, int]:
     Args:
         scope: What to look at.
     """
-    graphs = scope.trace.ops[scope.trace.ops["kind"] == "graph"]
-    return {
-        int(rank): intervals.total_ns(
-            intervals.union(Intervals(group["start_ns"].to_numpy(), group["end_ns"].to_numpy()))
-        )
-        for rank, group in graphs.groupby("rank")
-        if int(rank) in scope.ranks
-    }
+    ops = scope.trace.ops
+    is_graph = (ops["kind"] == "graph").to_numpy()
+    start, end, rank = (ops[name].to_numpy()[is_graph] for name in ("start_ns", "end_ns", "rank"))
+    hidden = {r: intervals.union(Intervals(start[rank == r], end[rank == r])) for r in scope.ranks}
+    return {r: intervals.total_ns(united) for r, united in hidden.items() if united.n_intervals}

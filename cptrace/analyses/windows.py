@@ -33,22 +33,24 @@ def find_windows(
     }
     if request is not None and not request.is_all:
         return _requested(request, extents)
-    windows: dict[int, Window] = {}
-    for number, extent in extents.items():
-        mine = EMPTY_STEPS if isinstance(steps, NotApplicable) else steps[steps["rank"] == number]
-        if request is None and len(mine):
-            pieces = intervals.union(Intervals(mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()))
-            windows[number] = Window("steps", pieces)
-        else:
-            windows[number] = Window("all", _one_piece(*extent))
+    windows = {number: Window("all", _one_piece(*extent)) for number, extent in extents.items()}
+    if request is None and not isinstance(steps, NotApplicable):
+        windows |= _unions_of_steps(steps)
     return windows
 
 
-EMPTY_STEPS = pd.DataFrame({"rank": [], "start_ns": [], "end_ns": []}, dtype=np.int64)
+def _unions_of_steps(steps: pd.DataFrame) -> dict[int, Window]:
+    """Return the window of each rank that has steps of some length."""
+    start, end, rank = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
+    unions = {
+        r: intervals.union(Intervals(start[rank == r], end[rank == r])) for r in pd.unique(rank).tolist()
+    }
+    return {r: Window("steps", united) for r, united in unions.items() if united.n_intervals}
 
 
 def _one_piece(start_ns: int, end_ns: int) -> Intervals:
-    return intervals.union(Intervals(np.array([start_ns], np.int64), np.array([end_ns], np.int64)))
+    # Not united: an op of no duration alone makes a window of no length, which all the same is a window.
+    return Intervals(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
 
 
 def _requested(request: WindowRequest, extents: dict[int, tuple[int, int]]) -> dict[int, Window]:
