@@ -31,6 +31,10 @@ COMM_NAMES = (
 )
 """A kernel whose name holds one of these, in any case, is communication here; any other is compute."""
 
+DEVICE_WORK = ("KERNEL", "MEMCPY", "MEMSET")
+WITH_GRAPHS = (*DEVICE_WORK, "GRAPH_TRACE")
+"""Tables of ops, without and with the launches of whole CUDA graphs, whose kernels the trace does not show."""
+
 PEER_TO_PEER = 10
 """CUPTI's copy kind of a copy between two devices."""
 
@@ -87,16 +91,19 @@ class Account:
         return self.overlapped_comm_ns / self.comm_ns if self.comm_ns else None
 
 
-def accounts(path: Path, windows: Sequence[Window] | None = None) -> dict[Rank, Account]:
+def accounts(
+    path: Path, windows: Sequence[Window] | None = None, tables: Sequence[str] = DEVICE_WORK
+) -> dict[Rank, Account]:
     """Return the account of every rank in an Nsight Systems SQLite export.
 
     Args:
         path: The export; it is opened read-only.
         windows: The windows to measure, the same for every rank; they may touch or overlap. None measures
             each rank from the start of its first op to the end of its last.
+        tables: `DEVICE_WORK` or `WITH_GRAPHS`.
     """
     by_rank: dict[Rank, list[Op]] = defaultdict(list)
-    for op in read_ops(path):
+    for op in read_ops(path, tables):
         by_rank[op.rank].append(op)
     return {rank: account(ops, windows) for rank, ops in sorted(by_rank.items())}
 
@@ -105,7 +112,7 @@ def account(ops: Sequence[Op], windows: Sequence[Window] | None = None) -> Accou
     """Return where the time of the windows goes, for the ops of one rank.
 
     A moment counts as compute where any compute op runs, as communication where any comm op runs, and as
-    overlapped where both run. Exposed copy is a moment of copies alone, idle one of no op at all. Ops that
+    overlapped where both run. Exposed copy is a moment of neither with other ops, idle one of no op at all. Ops that
     cross an edge of a window count inside it only.
 
     Args:
@@ -150,12 +157,12 @@ def kernel_totals(path: Path) -> dict[tuple[Rank, str], tuple[int, int]]:
     return totals
 
 
-def read_ops(path: Path, tables: Sequence[str] = ("KERNEL", "MEMCPY", "MEMSET")) -> list[Op]:
+def read_ops(path: Path, tables: Sequence[str] = DEVICE_WORK) -> list[Op]:
     """Return the device work in an export, in table order; a table that is absent gives no ops.
 
     Args:
         path: The export.
-        tables: Which of the three kinds of device work to read.
+        tables: Which kinds of device work to read.
 
     Raises:
         ValueError: An op ends before it starts.
@@ -213,4 +220,16 @@ def _read_sets(connection: sqlite3.Connection) -> Iterator[Op]:
         yield Op(Rank(pid_of(global_pid), device), COPY, "memset", start, end)
 
 
-READERS = {"KERNEL": _read_kernels, "MEMCPY": _read_copies, "MEMSET": _read_sets}
+def _read_graphs(connection: sqlite3.Connection) -> Iterator[Op]:
+    rows = connection.execute('SELECT globalPid, deviceId, start, "end" FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE')
+    for global_pid, device, start, end in rows:
+        # Whatever runs inside is unknown, so it is neither compute nor communication.
+        yield Op(Rank(pid_of(global_pid), device), COPY, "graph", start, end)
+
+
+READERS = {
+    "KERNEL": _read_kernels,
+    "MEMCPY": _read_copies,
+    "MEMSET": _read_sets,
+    "GRAPH_TRACE": _read_graphs,
+}

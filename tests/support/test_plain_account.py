@@ -13,6 +13,7 @@ from tests.support.plain_account import (
     COMM,
     COMPUTE,
     COPY,
+    WITH_GRAPHS,
     Account,
     Op,
     Rank,
@@ -165,7 +166,9 @@ def test_two_processes_of_the_ulysses_trace_share_correlation_ids():
 def test_the_graph_trace_hides_its_kernels():
     trace = "nsys/nsys-2024.6-graph-trace.sqlite"
     (each,) = accounts(require_trace(trace)).values()
-    assert each.compute_ns == 78_270
+    assert (each.compute_ns, each.exposed_copy_ns) == (78_270, 0)
+    (each,) = accounts(require_trace(trace), tables=WITH_GRAPHS).values()
+    assert (each.compute_ns, each.exposed_copy_ns) == (78_270, 7_811_141_695)
     assert count(trace, 'SELECT sum("end" - start) FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE') == 7_811_141_695
 
 
