@@ -57,6 +57,7 @@ class Measured:
     n_kernels: int
     scan_s: float
     analyze_s: float
+    analyze_cpu_s: float
     peak_bytes: int
 
 
@@ -101,8 +102,8 @@ def measure(path: Path, command: str, n_kernels: int, repeats: int) -> Measured:
     for _ in range(repeats):
         scans.append(scan_seconds(path))
         runs.append(run_command(command, path))
-    seconds, peaks = zip(*runs, strict=True)
-    return Measured(n_kernels, min(scans), min(seconds), max(peaks))
+    seconds, cpu_seconds, peaks = zip(*runs, strict=True)
+    return Measured(n_kernels, min(scans), min(seconds), min(cpu_seconds), max(peaks))
 
 
 def scan_seconds(path: Path) -> float:
@@ -114,8 +115,10 @@ def scan_seconds(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def run_command(command: str, path: Path) -> tuple[float, int]:
-    """Return how long a process takes from start to end, and its peak memory in bytes; its output is discarded.
+def run_command(command: str, path: Path) -> tuple[float, float, int]:
+    """Return a process's time from start to end and its CPU time, in s, and its peak memory in bytes.
+
+    Its output is discarded.
 
     Args:
         command: Shell words, in which `{path}` stands for the export.
@@ -130,7 +133,7 @@ def run_command(command: str, path: Path) -> tuple[float, int]:
     code = os.waitstatus_to_exitcode(status)
     if code != 0:
         raise SystemExit(f"{shlex.join(words)} exited with {code}")
-    return seconds, usage.ru_maxrss * 1024
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def result(small: Measured, large: Measured | None) -> list[Line]:
@@ -153,6 +156,7 @@ def lines_of(measured: Measured, is_judged: bool) -> list[Line]:
     return [
         Line(f"{size}: SQLite's scan", measured.scan_s, "s", None),
         Line(f"{size}: analyze", measured.analyze_s, "s", None),
+        Line(f"{size}: analyze, CPU time", measured.analyze_cpu_s, "s", None),
         Line(f"{size}: analyze over scan", ratio, "x", MAX_RATIO if is_judged else None),
         Line(f"{size}: peak memory", measured.peak_bytes / 1e6, "MB", most_mb if is_judged else None),
     ]
@@ -171,12 +175,22 @@ def table(lines: Sequence[Line]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return 1 where a target is missed and the command line asks for a check."""
     given = parse(arguments)
+    crowding = describe_crowding(os.getloadavg()[0], os.cpu_count() or 1)
     sizes = [given.kernels] if given.scale is None else [given.kernels, given.kernels * given.scale]
     measured = [measure(export_path(n, given.cache), given.command, n, given.repeats) for n in sizes]
     lines = result(measured[0], measured[1] if len(measured) > 1 else None)
     print(f"best of {given.repeats}, {os.cpu_count()} CPUs, SQLite {sqlite3.sqlite_version}, warm page cache")
+    if crowding is not None:
+        print(crowding)
     print(table(lines))
     return int(given.check and any(line.is_missed for line in lines))
+
+
+def describe_crowding(load: float, n_cpus: int) -> str | None:
+    """Return a warning where other processes kept the CPUs busy before the start, or None."""
+    if load < n_cpus / 2:
+        return None
+    return f"load was {load:.1f} on {n_cpus} CPUs before the start: times are too long, repeat on an idle machine"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.bench_analyze import Line, Measured, lines_of, result, run_command, table
+from tests.benchmarks.bench_analyze import (
+    Line,
+    Measured,
+    describe_crowding,
+    lines_of,
+    result,
+    run_command,
+    table,
+)
 
 SCRIPT = Path(__file__).with_name("bench_analyze.py")
 
@@ -23,7 +31,8 @@ def bench(folder, *options):
 def test_it_measures_two_sizes_and_keeps_the_exports(tmp_path):
     done = bench(tmp_path, "--scale", "2", "--check")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == [
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("best of", "load was"))]
+    assert [line.split("  ")[0] for line in lines] == [
         *(f"2,000 kernels: {what}" for what in FIGURES),
         *(f"4,000 kernels: {what}" for what in FIGURES),
         "time of 2x rows over 1x",
@@ -32,7 +41,7 @@ def test_it_measures_two_sizes_and_keeps_the_exports(tmp_path):
     assert exports == ["synthetic-2000", "synthetic-4000"]
 
 
-FIGURES = ("SQLite's scan", "analyze", "analyze over scan", "peak memory")
+FIGURES = ("SQLite's scan", "analyze", "analyze, CPU time", "analyze over scan", "peak memory")
 
 
 def test_a_command_that_fails_ends_the_benchmark(tmp_path):
@@ -43,7 +52,7 @@ def test_a_command_that_fails_ends_the_benchmark(tmp_path):
 
 def test_the_memory_of_the_command_is_measured(tmp_path):
     hold = f"{shlex.quote(sys.executable)} -c 'import pathlib; held = bytearray(300_000_000)' {{path}}"
-    _, peak_bytes = run_command(hold, tmp_path)
+    _, _, peak_bytes = run_command(hold, tmp_path)
     # No upper bound: this test process may be large itself, and hands its peak on to what it starts.
     assert peak_bytes > 300e6
 
@@ -51,10 +60,16 @@ def test_the_memory_of_the_command_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ("measured", "missed"),
     [
-        (Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=600_000_000), []),
-        (Measured(1_000_000, scan_s=1.0, analyze_s=3.1, peak_bytes=600_000_000), ["analyze over scan"]),
-        (Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=600_000_001), ["peak memory"]),
-        (Measured(2_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=1_200_000_000), []),
+        (Measured(1_000_000, scan_s=1.0, analyze_s=3.0, analyze_cpu_s=3.0, peak_bytes=600_000_000), []),
+        (
+            Measured(1_000_000, scan_s=1.0, analyze_s=3.1, analyze_cpu_s=3.0, peak_bytes=600_000_000),
+            ["analyze over scan"],
+        ),
+        (
+            Measured(1_000_000, scan_s=1.0, analyze_s=3.0, analyze_cpu_s=3.0, peak_bytes=600_000_001),
+            ["peak memory"],
+        ),
+        (Measured(2_000_000, scan_s=1.0, analyze_s=3.0, analyze_cpu_s=3.0, peak_bytes=1_200_000_000), []),
     ],
 )
 def test_targets_apply_to_ratio_and_memory(measured, missed):
@@ -64,8 +79,8 @@ def test_targets_apply_to_ratio_and_memory(measured, missed):
 
 @pytest.mark.parametrize(("seconds", "is_missed"), [(33.0, False), (33.1, True)])
 def test_growth_may_exceed_the_rows_by_a_tenth(seconds, is_missed):
-    small = Measured(1_000_000, scan_s=1.0, analyze_s=3.0, peak_bytes=1)
-    large = Measured(10_000_000, scan_s=10.0, analyze_s=seconds, peak_bytes=9_000_000_000)
+    small = Measured(1_000_000, scan_s=1.0, analyze_s=3.0, analyze_cpu_s=3.0, peak_bytes=1)
+    large = Measured(10_000_000, scan_s=10.0, analyze_s=seconds, analyze_cpu_s=3.0, peak_bytes=9_000_000_000)
     assert [line.what for line in result(small, large) if line.is_missed] == [
         "time of 10x rows over 1x"
     ] * is_missed
@@ -78,3 +93,8 @@ def test_the_table_marks_what_is_missed():
         ["ratio", "3.50", "x", "<=", "3", "MISSED"],
         ["memory", "600.00", "MB", "<=", "600", "ok"],
     ]
+
+
+def test_a_crowded_machine_is_named():
+    assert describe_crowding(0.9, 2) is None
+    assert describe_crowding(3.04, 2).startswith("load was 3.0 on 2 CPUs")
