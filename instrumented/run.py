@@ -137,11 +137,11 @@ def _say_progress(text: str) -> None:
     _say({"progress": text})
 
 
-def _ignore(text: str) -> None:  # noqa: ARG001
+def _ignore(text: str) -> None:
     return
 
 
-def _exit_on_signal(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
+def _exit_on_signal(signal_number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + signal_number)
 
 

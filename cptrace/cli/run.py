@@ -177,13 +177,13 @@ def _describe_model(run_of: Mapping[str, Any]) -> str:
 
 
 def _describe_parity(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the worst error per tensor and rank over all layers, against its limit."""
+    """Return a table of the largest error per tensor and rank over all layers, against its limit."""
     names = list(dict.fromkeys(row["tensor"] for row in rows))
     ranks = sorted({row["rank"] for row in rows})
-    lines = ["Parity with dense float64, largest error (limit: 2x one kernel's):"]
+    lines = ["Parity with dense float64, largest error (limit: 2x one kernel's, or rounding):"]
     lines.append("  rank  " + "".join(f"{name:>12}" for name in names))
     lines += [f"  {rank:>4}  " + "".join(_worst(rows, rank, name) for name in names) for rank in ranks]
-    limits = (min(row["limit"] for row in rows if row["tensor"] == name) for name in names)
+    limits = (min(row["max_limit"] for row in rows if row["tensor"] == name) for name in names)
     return "\n".join([*lines, "  limit " + "".join(f"{limit:>12.2e}" for limit in limits)])
 
 
@@ -207,15 +207,20 @@ def _describe_running_max(check: Mapping[str, Any]) -> str:
 def _require_passed(outcome: RunOutcome) -> None:
     """Turn a failed check into an error; the report is there all the same."""
     for row in outcome.failed_parity:
-        found = "not finite" if row["max_error"] is None else f"off by {row['max_error']:.3g}"
-        raise RunError(
-            f"rank {row['rank']}, layer {row['layer']}: {row['tensor']} is {found}, the limit is "
-            f"{row['limit']:.3g}; the report {outcome.report} shows what ran"
-        )
+        raise RunError(f"{_describe_failure(row)}; the report {outcome.report} shows what ran")
     if not outcome.has_passed:
         raise RunError(
             f"the running softmax statistic is damaged; the report {outcome.report} shows what ran"
         )
+
+
+def _describe_failure(row: Mapping[str, Any]) -> str:
+    where = f"rank {row['rank']}, layer {row['layer']}: {row['tensor']}"
+    if row["max_error"] is None or row["rms_error"] is None:
+        return f"{where} is not finite"
+    if row["max_error"] > row["max_limit"]:
+        return f"{where} is off by {row['max_error']:.3g}, the limit is {row['max_limit']:.3g}"
+    return f"{where} is off by {row['rms_error']:.3g} (rms), the limit is {row['rms_limit']:.3g}"
 
 
 def _show_analysis(path: Path) -> None:

@@ -85,15 +85,15 @@ class RealClock:
         """Return the monotonic time since the session's start."""
         return time.monotonic_ns() - self._session_start_ns
 
-    def host_advance(self, cost_ns: int, not_before_ns: int = 0) -> int:  # noqa: ARG002 - real calls take what they take
+    def host_advance(self, cost_ns: int, not_before_ns: int = 0) -> int:
         """Return the time now."""
         return self.host_now()
 
-    def op_start(self, ready_ns: int) -> int:  # noqa: ARG002
+    def op_start(self, ready_ns: int) -> int:
         """Return the time now."""
         return self.host_now()
 
-    def op_end(self, begin_ns: int, model_ns: int) -> int:  # noqa: ARG002
+    def op_end(self, begin_ns: int, model_ns: int) -> int:
         """Return the time now."""
         return self.host_now()
 
