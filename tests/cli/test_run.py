@@ -1,0 +1,235 @@
+"""`cptrace run` and `cptrace schemes` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cptrace.capture.launcher import RunOutcome
+from cptrace.cli import run as cli_run
+from cptrace.cli.run import choose_output, describe_outcome
+from cptrace.cli.run import run as run_command
+from cptrace.cli.schemes import schemes
+from cptrace.errors import CptraceError, RenderError, RunError, UsageError
+from cptrace.schemes import SCHEMES
+
+SMALL = [
+    "--cp-size",
+    "2",
+    "--seq-len",
+    "64",
+    "--heads",
+    "2",
+    "--head-dim",
+    "8",
+    "--steps",
+    "1",
+    "--warmup",
+    "0",
+]
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Return what the installed command does in a folder."""
+    command = [sys.executable, "-W", "error", "-m", "cptrace", "run", *SMALL, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the folder and the result of a run in the virtual clock."""
+    folder = tmp_path_factory.mktemp("cli")
+    return folder, call(folder, "--clock", "virtual", "--causal")
+
+
+def test_a_run_says_what_ran_how_exact_it_was_and_where_the_report_is(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = finished
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Ran ring, forward + backward, on 2 ranks. CPU emulation, virtual clock")
+    assert "64 tokens (32 per rank), 2 heads of 8, 1 layer(s), fp32, causal attention" in lines[1]
+    assert "Report: report.sqlite" in lines
+    assert [path.name for path in folder.iterdir()] == ["report.sqlite"]
+
+
+def test_a_run_ends_with_the_analysis_of_its_report(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, _, analysis = finished[1].stdout.partition("Report: report.sqlite\n")
+    assert "overlap" in analysis
+    assert "gloo_SendRecv" in analysis or "send_recv" in analysis
+
+
+def test_json_holds_the_runs_description(tmp_path: Path) -> None:
+    done = call(tmp_path, "--clock", "virtual", "--format", "json", "--kv-heads", "1", "-o", "my.sqlite")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["report"] == "my.sqlite"
+    assert (result["run"]["heads"], result["run"]["kv_heads"]) == (2, 1)
+    assert all(row["passed"] for row in result["run"]["checks"]["parity"])
+    with closing(sqlite3.connect(tmp_path / "my.sqlite")) as connection:
+        (text,) = connection.execute(
+            "SELECT value FROM META_DATA_CAPTURE WHERE name = 'CPTRACE_RUN'"
+        ).fetchone()
+    assert json.loads(text) == result["run"]
+
+
+def test_the_next_free_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = []
+    for _ in range(3):
+        names.append(choose_output(None, force=False).name)
+        Path(names[-1]).touch()
+    assert names == ["report.sqlite", "report-2.sqlite", "report-3.sqlite"]
+
+
+def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    path.write_text("old")
+    with pytest.raises(RenderError, match=r"old.sqlite: it exists; .* --force"):
+        choose_output(path, force=False)
+    assert choose_output(path, force=True) == path
+    assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(RenderError, match="permission denied"):
+        choose_output(tmp_path / "report.sqlite", force=False)
+
+
+def invoke(*arguments: str) -> BaseException | None:
+    """Return the error that the command ends with, in this process."""
+    return CliRunner().invoke(run_command, [*arguments]).exception
+
+
+@pytest.fixture
+def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing start: an error must come before."""
+
+    def start(*_: object) -> None:
+        raise AssertionError("the run was started")
+
+    monkeypatch.setattr(cli_run, "launch", start)
+
+
+@pytest.mark.usefixtures("no_start")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--seq-len", "1001"], UsageError, "use --seq-len 1000 or 1004"),
+        (["--kv-heads", "3"], UsageError, "choose one of 1, 2, 4"),
+        (["--scheme", "rong"], UsageError, "choose one of ring"),
+        (["-o", "/no/such/folder/x.sqlite"], RenderError, "there is no folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_run(
+    arguments: list[str], error: type[CptraceError], message: str
+) -> None:
+    raised = invoke(*arguments)
+    assert isinstance(raised, error)
+    assert message in str(raised)
+
+
+@pytest.mark.usefixtures("no_start")
+def test_kv_heads_are_the_heads_unless_given() -> None:
+    assert isinstance(invoke("--heads", "6", "--kv-heads", "4"), UsageError)
+    assert "the run was started" in str(invoke("--heads", "6", "-o", "unused.sqlite"))
+
+
+def parity_row(**change: object) -> dict[str, Any]:
+    """Return a parity row that passes, changed."""
+    errors = {"max_error": 1e-7, "max_limit": 2e-7, "rms_error": 1e-8, "rms_limit": 2e-8}
+    return {"rank": 2, "layer": 1, "tensor": "dk", **errors, "passed": True, **change}
+
+
+def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome:
+    """Return the outcome of a run with one parity row."""
+    check = {"passed": running_max, "n_merges": 4, "n_not_finite": 0 if running_max else 3, "n_decreased": 0}
+    metadata = {
+        "scheme": "ring",
+        "passes": ["forward", "backward"],
+        "cp_size": 4,
+        "clock": "paced",
+        "seq_len": 1024,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "layers": 1,
+        "dtype": "fp32",
+        "causal": False,
+        "steps": 3,
+        "warmup": 1,
+        "link_gbps": 0.4,
+        "link_latency_us": 20.0,
+        "compute_gflops": 5.0,
+        "memory_gbytes_per_s": 10.0,
+        "checks": {"parity": [row], "running_max": check},
+    }
+    return RunOutcome(Path("report.sqlite"), metadata)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (parity_row(max_error=1e-3, passed=False), "rank 2, layer 1: dk is off by 0.001, the limit is 2e-07"),
+        (parity_row(rms_error=1e-3, passed=False), r"dk is off by 0.001 \(rms\), the limit is 2e-08"),
+        (parity_row(max_error=None, passed=False), "rank 2, layer 1: dk is not finite"),
+    ],
+)
+def test_failed_parity_exits_with_6_and_keeps_the_report(
+    row: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Path] = []
+    monkeypatch.setattr(cli_run, "launch", lambda *_: outcome_with(row))
+    monkeypatch.setattr(cli_run, "_show_analysis", shown.append)
+    result = CliRunner().invoke(run_command, ["-o", "report-of-this-test.sqlite"])
+    assert isinstance(result.exception, RunError)
+    assert result.exception.exit_code == 6
+    with pytest.raises(RunError, match=message):
+        raise result.exception
+    assert shown == [Path("report-of-this-test.sqlite")]
+
+
+def test_a_damaged_running_statistic_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_with(parity_row(), running_max=False)
+    monkeypatch.setattr(cli_run, "launch", lambda *_: outcome)
+    monkeypatch.setattr(cli_run, "_show_analysis", lambda _path: None)
+    result = CliRunner().invoke(run_command, ["-o", "unused.sqlite"])
+    assert isinstance(result.exception, RunError)
+    assert "3 values not finite" in result.output
+
+
+def test_the_table_marks_what_failed() -> None:
+    text = describe_outcome(outcome_with(parity_row(max_error=1e-3, passed=False)))
+    assert "!1.00e-03" in text
+    assert "4 heads (2 for K and V) of 64" in text
+
+
+def test_schemes_lists_every_scheme() -> None:
+    output = CliRunner().invoke(schemes, []).output
+    for scheme in SCHEMES:
+        assert scheme.name in output
+        assert scheme.summary in output
+        assert scheme.limits in output
+
+
+def test_help_names_every_option_of_a_run() -> None:
+    output = CliRunner().invoke(run_command, ["--help"]).output
+    for option in ("--scheme", "--cp-size", "--causal / --no-causal", "--link-gbps", "--clock", "--force"):
+        assert option in output
+    assert "gigabits (not bytes)" in " ".join(output.split())
+    assert "unbalanced" in output
