@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -93,8 +94,9 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
     scope = make_scope(trace, request)
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
-    for analysis in ANALYSES:
-        outcome = analysis.run(scope)
+    with ThreadPoolExecutor() as pool:  # they only read the scope, and numpy lets other threads run
+        outcomes = list(pool.map(lambda analysis: analysis.run(scope), ANALYSES))
+    for analysis, outcome in zip(ANALYSES, outcomes, strict=True):
         if isinstance(outcome, NotApplicable):
             not_applicable.append(outcome)
         else:

@@ -181,13 +181,15 @@ def number_groups(*keys: npt.NDArray[np.integer]) -> tuple[Int64Array, Int64Arra
     """Return a number for each row's combination of keys, int64 of shape (N,), and one row of each number.
 
     Args:
-        *keys: One or more integer keys of shape (N,), with few distinct values: they are hashed, not sorted.
+        *keys: One or more integer keys of shape (N,), none negative, with few distinct combinations: hashed, not sorted.
     """
-    slot = np.zeros(len(keys[0]), np.int64)
+    code = np.zeros(len(keys[0]), np.int64)
     for key in keys:
-        part, distinct = pd.factorize(key)
-        if len(distinct) > 1:
-            slot, _ = pd.factorize(slot * len(distinct) + part)
+        n_values = int(key.max(initial=0)) + 1
+        if int(code.max(initial=0)) >= np.iinfo(np.int64).max // n_values:
+            code, _ = pd.factorize(code)
+        code = code * n_values + key
+    slot, _ = pd.factorize(code)
     first = np.zeros(int(slot.max(initial=-1)) + 1, np.int64)
     first[slot] = np.arange(len(slot))
     return slot, first

@@ -125,27 +125,26 @@ def _project(
     row, in_step = _step_of_each_op(
         ops["process"].to_numpy(), api_calls["start_ns"].to_numpy(), launches, ranges
     )
-    members = np.flatnonzero(in_step)
-    rank = ops["rank"].to_numpy()[members].astype(np.int64)
-    key = rank * len(ranges) + row[members]
-    order = np.argsort(key, kind="stable")
-    members, key = members[order], key[order]
-    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else np.empty(0, np.int64)
+    rank, start, end = (ops[name].to_numpy()[in_step] for name in ("rank", "start_ns", "end_ns"))
+    # One slot for each rank and range: there are few, so no sorting of ops is needed to reduce them.
+    slot = rank.astype(np.int64) * len(ranges) + row[in_step]
+    n_slots = (int(rank.max(initial=0)) + 1) * len(ranges)
+    first_ns, last_ns = np.full(n_slots, np.iinfo(np.int64).max), np.full(n_slots, np.iinfo(np.int64).min)
+    np.minimum.at(first_ns, slot, start)
+    np.maximum.at(last_ns, slot, end)
+    n_ops = np.bincount(slot, minlength=n_slots)
+    used = np.flatnonzero(n_ops)
     steps = pd.DataFrame(
         {
-            "rank": (key[first] // len(ranges)).astype(np.int64),
-            "step": ranges["step"].to_numpy()[key[first] % len(ranges)],
-            "name": ranges["name"].astype(str).to_numpy()[key[first] % len(ranges)],
-            "start_ns": _reduce(np.minimum, ops["start_ns"].to_numpy()[members], first),
-            "end_ns": _reduce(np.maximum, ops["end_ns"].to_numpy()[members], first),
-            "n_ops": np.diff(np.append(first, len(key))),
+            "rank": used // len(ranges),
+            "step": ranges["step"].to_numpy()[used % len(ranges)],
+            "name": ranges["name"].astype(str).to_numpy()[used % len(ranges)],
+            "start_ns": first_ns[used],
+            "end_ns": last_ns[used],
+            "n_ops": n_ops[used],
         }
     )
-    return steps.sort_values(["rank", "step"], kind="stable").reset_index(drop=True)
-
-
-def _reduce(function: np.ufunc, values: Int64Array, first: Int64Array) -> Int64Array:
-    return function.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+    return steps.sort_values(["rank", "step"], kind="stable", ignore_index=True)
 
 
 def _step_of_each_op(

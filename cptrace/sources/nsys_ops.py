@@ -21,6 +21,9 @@ from cptrace.trace import Note
 # Of the upper 40 bits of a global id, which name the process, the lower 24 are the operating system's pid.
 _PID_SHIFT: Final = 24
 _PID_MASK: Final = 0xFFFFFF
+
+# 146 years: times count from the start of the capture, and from 1970 at most.
+_LATEST_NS: Final = 2**62
 _COPY_NAMES: Final = {
     0: "memcpy",
     1: "memcpy HtoD",
@@ -139,7 +142,7 @@ def _valid_times(
 ) -> BoolArray | None:
     """Return which rows have possible times, None for all; refuse the file where one has not, unless told to drop."""
     (start, no_start), (end, no_end) = times["start_ns"], times["end_ns"]
-    is_bad = end < start
+    is_bad = (end < start) | (end > _LATEST_NS)
     if not info.is_time_shifted:
         is_bad |= start < 0
     for mask in (no_start, no_end):
@@ -149,10 +152,14 @@ def _valid_times(
         return None
     if not options.drop_invalid:
         row = int(np.argmax(is_bad))
+        first = ", ".join(
+            f"{name} {'NULL' if mask is not None and mask[row] else values[row]}"
+            for name, (values, mask) in (("start", times["start_ns"]), ("end", times["end_ns"]))
+        )
         raise TraceError(
-            f"{raw.file.path}: {n_bad} of {len(start)} rows of {raw.name} have missing, negative or reversed times"
-            f" (the first: start {start[row]}, end {end[row]}); export the report again, or leave such rows out"
-            " with --drop-invalid"
+            f"{raw.file.path}: {n_bad} of {len(start)} rows of {raw.name} have missing, negative, reversed or"
+            f" impossibly late times (the first: {first}); export the report again, or leave such rows out with"
+            " --drop-invalid"
         )
     notes.append(
         Note(

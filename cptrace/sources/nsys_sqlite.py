@@ -11,6 +11,7 @@ Source: the schema in the exports themselves, and "SQLite Schema Reference" in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -98,6 +99,19 @@ _COLUMNS: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# Without these a table says nothing; every version has them.
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    KERNEL: ("start", "end", "deviceId", "contextId", "streamId", "demangledName"),
+    MEMCPY: ("start", "end", "deviceId", "contextId", "streamId", "copyKind"),
+    MEMSET: ("start", "end", "deviceId", "contextId", "streamId"),
+    GRAPH: ("start", "end", "deviceId", "contextId", "streamId"),
+    RUNTIME: ("start", "end", "globalTid", "nameId"),
+    SYNCHRONIZATION: ("start", "end", "contextId", "streamId", "eventId"),
+    CUDA_EVENT: ("contextId", "streamId", "eventId"),
+    NVTX: ("start", "end", "eventType", "globalTid"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class NsysReading:
     """An export that is being read.
@@ -135,7 +149,9 @@ def start(path: Path, options: ReadOptions) -> NsysReading:
     """
     file = SqliteFile(path)
     _check_is_export(file)
-    queries = {table: _query(file, table) for table in _COLUMNS if file.has_rows(table)}
+    present = [table for table in _COLUMNS if file.has_rows(table)]
+    _check_is_whole(file, present)
+    queries = {table: _query(file, table) for table in present}
     return NsysReading(file, file.start_reading(queries, options.progress), options)
 
 
@@ -155,6 +171,21 @@ def _check_is_export(file: SqliteFile) -> None:
         raise SourceError(
             f"{file.path}: an SQLite file but no Nsight Systems export (it has {found}); make one with:"
             " nsys export --type sqlite REPORT.nsys-rep"
+        )
+
+
+def _check_is_whole(file: SqliteFile, present: Sequence[str]) -> None:
+    for table in present:
+        lacking = [column for column in _REQUIRED[table] if column not in file.columns[table]]
+        if lacking:
+            raise SourceError(
+                f"{file.path}: {table} lacks its column {lacking[0]}, which every Nsight Systems export has; the file"
+                " was changed after the export: export the report again"
+            )
+    if KERNEL in present and STRINGS not in file.columns:
+        raise SourceError(
+            f"{file.path}: it has kernels but no {STRINGS} table, so their names are not known and communication"
+            " cannot be told from compute; export the report again with all tables"
         )
 
 
