@@ -51,7 +51,7 @@ class Table:
 
 
 _PROCESS: Final = Column("process", INT64, "global process id of the exporter")
-_CONTEXT: Final = Column("context", INT32, "CUDA context id, unique within its process")
+_CONTEXT: Final = Column("context", INT64, "CUDA context id, unique within its process")
 _CORRELATION: Final = Column(
     "correlation_id", NULLABLE_INT64, "joins a host call to what it caused, per process", is_nullable=True
 )
@@ -69,9 +69,9 @@ OPS: Final = Table(
         Column("end_ns", INT64, "end on the device, never before the start", "ns"),
         Column("rank", INT32, "rank that the (process, device) pair is"),
         _PROCESS,
-        Column("device", INT32, "device ordinal"),
+        Column("device", INT64, "device ordinal"),
         _CONTEXT,
-        Column("stream", INT32, "stream id, unique within its process and context"),
+        Column("stream", INT64, "stream id, unique within its process and context"),
         _CORRELATION,
         Column("kind", CATEGORY, "kernel, memcpy, memset or graph"),
         Column(
@@ -134,7 +134,7 @@ EVENT_RECORDS: Final = Table(
     (
         _PROCESS,
         _CONTEXT,
-        Column("stream", INT32, "stream that the event was recorded in"),
+        Column("stream", INT64, "stream that the event was recorded in"),
         Column("event_id", INT64, "event; ids are reused"),
         Column("event_sync_id", NULLABLE_INT64, "names this one record, from 2025.1", is_nullable=True),
         _CORRELATION,
@@ -176,7 +176,7 @@ RANKS: Final = Table(
         Column("rank", INT32, "rank as recorded with the run, else by order of (device, process)"),
         _PROCESS,
         Column("pid", INT64, "process id of the operating system"),
-        Column("device", INT32, "device ordinal"),
+        Column("device", INT64, "device ordinal"),
         Column("device_name", CATEGORY, "device name", is_nullable=True),
         Column("is_recorded", BOOL, "the rank was recorded with the run, not counted by us"),
     ),

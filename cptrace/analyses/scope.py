@@ -181,7 +181,7 @@ def number_groups(*keys: npt.NDArray[np.integer]) -> tuple[Int64Array, Int64Arra
     """Return a number for each row's combination of keys, int64 of shape (N,), and one row of each number.
 
     Args:
-        *keys: One or more integer keys of shape (N,), none negative, with few distinct combinations: hashed, not sorted.
+        *keys: One or more integer keys of shape (N,), none negative; few distinct combinations.
     """
     code = np.zeros(len(keys[0]), np.int64)
     for key in keys:

@@ -85,8 +85,6 @@ def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]
     times = {name: raw.ints(name) for name in ("start_ns", "end_ns")}
     keep = _valid_times(raw, times, info, options, notes)
     columns: OpColumns = {name: raw.ints(name)[0] for name in OP_COLUMNS if name != "correlation_id"}
-    for name in ("device", "context", "stream"):
-        columns[name] = columns[name].astype(np.int32)
     kind, special = OP_TABLES[raw.name]
     columns["correlation_id"] = raw.optional("correlation_id")
     columns["kind"] = category(np.zeros(raw.n_rows, np.int8), [kind])
@@ -186,7 +184,7 @@ def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tu
     else:
         by_device = np.lexsort((frame["process"].to_numpy(), frame["device"].to_numpy()))
         frame["rank"] = np.argsort(by_device)
-    frame = frame.astype({"rank": np.int32, "device": np.int32}).assign(is_recorded=is_recorded)
+    frame = frame.astype({"rank": np.int32}).assign(is_recorded=is_recorded)
     texts = [info.device_names.get(ordinal, "") for ordinal in frame["device"].tolist()]
     frame["device_name"] = category(np.array([i if text else -1 for i, text in enumerate(texts)]), texts)
     ranks = schema.make_frame(schema.RANKS, {name: frame[name].array for name in frame.columns})

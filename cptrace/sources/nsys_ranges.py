@@ -78,9 +78,10 @@ def _kinds(event_type: Int64Array) -> Int64Array:
 def _names(raw: RawTable) -> pd.Categorical:
     """Return the texts of ranges: written out in the row or as an id of a registered string, mixed in one file."""
     registered = raw.texts("text_id")
-    if "text" not in raw.columns:
+    text = raw.columns.get("text")
+    if not isinstance(text, pa.ChunkedArray):
         return registered
-    column = raw.columns["text"].combine_chunks()
+    column = text.combine_chunks()
     written = pc.if_else(pc.equal(column, b""), None, column).dictionary_encode()
     codes = written.indices.fill_null(-1).to_numpy().astype(np.int64)
     n_written = len(written.dictionary)
@@ -104,8 +105,7 @@ def _domains(raw: RawTable, event_type: Int64Array, process: Int64Array) -> pd.C
     codes = np.full(len(domain), -1, np.int64)
     if not is_create.any():
         return category(codes, [])
-    creates = {name: column.filter(pa.array(is_create)) for name, column in raw.columns.items()}
-    names = _names(RawTable(raw.file, raw.name, creates))
+    names = _names(raw.take(is_create))
     for position, row in enumerate(np.flatnonzero(is_create)):
         codes[(process == process[row]) & (domain == domain[row])] = position
     is_named = np.append(names.codes >= 0, False)

@@ -7,12 +7,14 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from cptrace.errors import SourceError
 from cptrace.intervals import BoolArray, Int64Array
+from cptrace.sources.column_buffers import Columns, IntColumn
 from cptrace.sources.columns import all_missing, category, nullable
 from cptrace.sources.nsys_sqlite import STRINGS
-from cptrace.sources.sqlite_columns import Columns, SqliteFile, integers
+from cptrace.sources.sqlite_columns import SqliteFile
 
 NO_ID: Final = 4_294_967_295
 """What the exporter writes for no stream, no event, no device."""
@@ -35,7 +37,8 @@ class RawTable:
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return len(next(iter(self.columns.values())))
+        column = next(iter(self.columns.values()))
+        return len(column.values) if isinstance(column, IntColumn) else len(column)
 
     def ints(self, name: str) -> tuple[Int64Array, BoolArray | None]:
         """Return an integer column and which values are missing; all are where the file's version lacks it.
@@ -44,17 +47,32 @@ class RawTable:
             name: Name of the column.
 
         Raises:
-            SourceError: The column holds something else than integers.
+            SourceError: The column holds texts.
         """
-        if name not in self.columns:
+        column = self.columns.get(name)
+        if column is None:
             return np.zeros(self.n_rows, np.int64), np.ones(self.n_rows, bool)
-        try:
-            return integers(self.columns[name])
-        except TypeError as error:
+        if not isinstance(column, IntColumn):
             raise SourceError(
-                f"{self.file.path}: {self.name}.{name} holds {error} where Nsight Systems writes integers; the file was"
-                " changed after the export: export the report again"
-            ) from error
+                f"{self.file.path}: {self.name}, column {name}: texts, where Nsight Systems writes integers; the file"
+                " was changed after the export: export the report again"
+            )
+        return column
+
+    def take(self, keep: BoolArray) -> RawTable:
+        """Return the table with some of its rows.
+
+        Args:
+            keep: Which rows to keep, of shape (N,).
+        """
+        columns: Columns = {}
+        for name, column in self.columns.items():
+            if isinstance(column, IntColumn):
+                is_missing = None if column.is_missing is None else column.is_missing[keep]
+                columns[name] = IntColumn(column.values[keep], is_missing)
+            else:
+                columns[name] = column.filter(pa.array(keep))
+        return RawTable(self.file, self.name, columns)
 
     def optional(self, name: str) -> pd.arrays.IntegerArray:
         """Return a nullable integer column.

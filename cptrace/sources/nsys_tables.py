@@ -85,7 +85,7 @@ def _syncs(raw: RawTable) -> pd.DataFrame:
         "start_ns": raw.ints("start_ns")[0],
         "end_ns": raw.ints("end_ns")[0],
         "process": raw.ints("process")[0],
-        "context": raw.ints("context")[0].astype(np.int32),
+        "context": raw.ints("context")[0],
         "kind": category(kind, list(_SYNC_KINDS)),
         "stream": nullable(stream, ~has_stream),
         "event_id": nullable(event, ~has_event),
@@ -98,8 +98,8 @@ def _syncs(raw: RawTable) -> pd.DataFrame:
 def _event_records(raw: RawTable) -> pd.DataFrame:
     columns: dict[str, Any] = {
         "process": raw.ints("process")[0],
-        "context": raw.ints("context")[0].astype(np.int32),
-        "stream": raw.ints("stream")[0].astype(np.int32),
+        "context": raw.ints("context")[0],
+        "stream": raw.ints("stream")[0],
         "event_id": raw.ints("event_id")[0],
         "event_sync_id": raw.optional("event_sync_id"),
         "correlation_id": raw.optional("correlation_id"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -21,17 +21,16 @@ from urllib.parse import quote
 
 import adbc_driver_manager
 import adbc_driver_sqlite
-import numpy as np
 import pyarrow as pa
 
 from cptrace.errors import SourceError
-from cptrace.intervals import BoolArray, Int64Array
+from cptrace.sources.column_buffers import ColumnBuffers, Columns
 
 MAGIC: Final = b"SQLite format 3\x00"
 Progress = Callable[[int, int], None]
-Columns = dict[str, pa.ChunkedArray]
 
-_ROWS_PER_CHUNK: Final = 250_000
+_ROWS_PER_STRETCH: Final = 250_000
+_MIN_ROW_BYTES: Final = 8
 _MAX_THREADS: Final = 4
 _PARAMETERS_PER_QUERY: Final = 500
 _BATCH_ROWS: Final = 65_536
@@ -43,7 +42,6 @@ class Query:
 
     table: str
     columns: Mapping[str, str]
-    where: str = "1"
 
 
 class SqliteFile:
@@ -108,7 +106,7 @@ class SqliteFile:
         """
         return PendingColumns(self, queries, progress)
 
-    def chunks(self, table: str) -> list[tuple[int, int]]:
+    def stretches(self, table: str) -> list[tuple[int, int]]:
         """Return half-open ranges of rowids that together cover a table; none where it is empty.
 
         Args:
@@ -116,10 +114,24 @@ class SqliteFile:
         """
         # Two statements: SQLite answers each from one end of the tree, but scans the table for both at once.
         low, high = (self.rows(f'SELECT {edge}(rowid) FROM "{table}"')[0][0] for edge in ("min", "max"))
-        return [] if low is None else list(pairwise([*range(low, high + 1, _ROWS_PER_CHUNK), high + 1]))
+        if low is None:
+            return []
+        if high - low > self.path.stat().st_size // _MIN_ROW_BYTES:
+            # More rowids than rows can be in the file: they do not count the rows.
+            return [(low, high + 1)]
+        return list(pairwise([*range(low, high + 1, _ROWS_PER_STRETCH), high + 1]))
 
-    def read_chunk(self, query: Query, low: int, high: int) -> pa.Table:
-        """Return the columns of the rows whose rowid is in a half-open range.
+    def n_rows(self, table: str) -> int:
+        """Return the number of rows of a table; takes a scan of it.
+
+        Args:
+            table: Name of the table.
+        """
+        return int(self.rows(f'SELECT count(*) FROM "{table}"')[0][0])
+
+    @contextmanager
+    def batches(self, query: Query, low: int, high: int) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Yield the columns of the rows whose rowid is in a half-open range, batch by batch.
 
         Args:
             query: What to read.
@@ -127,9 +139,7 @@ class SqliteFile:
             high: Rowid after the last.
         """
         columns = ", ".join(f'{expression} AS "{name}"' for name, expression in query.columns.items())
-        sql = (
-            f'SELECT {columns} FROM "{query.table}" WHERE rowid >= {low} AND rowid < {high} AND {query.where}'
-        )
+        sql = f'SELECT {columns} FROM "{query.table}" WHERE rowid >= {low} AND rowid < {high}'
         # The driver's own interface, not its DB-API one: that imports all of pyarrow.dataset, which takes longer than
         # reading half a million rows.
         with (
@@ -140,7 +150,7 @@ class SqliteFile:
             statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
             statement.set_sql_query(sql)
             stream, _ = statement.execute_query()
-            return pa.RecordBatchReader.from_stream(stream).read_all()
+            yield iter(pa.RecordBatchReader.from_stream(stream))
 
     def _read_table_columns(self) -> dict[str, frozenset[str]]:
         rows = self.rows(
@@ -176,16 +186,21 @@ class PendingColumns:
     def __init__(self, file: SqliteFile, queries: Mapping[str, Query], progress: Progress | None) -> None:
         self._file = file
         self._queries = queries
-        chunks = {name: file.chunks(query.table) for name, query in queries.items()}
-        self._n_rows = sum(high - low for ranges in chunks.values() for low, high in ranges)
+        stretches = {name: file.stretches(query.table) for name, query in queries.items()}
+        self._n_rows = sum(high - low for ranges in stretches.values() for low, high in ranges)
         self._n_done = 0
         self._progress = progress
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
-        self._parts = {
-            name: [self._pool.submit(self._read, queries[name], low, high) for low, high in ranges]
-            for name, ranges in chunks.items()
-        }
+        self._buffers: dict[str, ColumnBuffers] = {}
+        self._jobs: dict[str, list[Future[None]]] = {}
+        for name, ranges in stretches.items():
+            first, last = ranges[0][0], ranges[-1][1]
+            n_slots = last - first if len(ranges) > 1 else file.n_rows(queries[name].table)
+            self._buffers[name] = ColumnBuffers(n_slots)
+            self._jobs[name] = [
+                self._pool.submit(self._read, name, low - first, low, high) for low, high in ranges
+            ]
 
     def pop(self, name: str) -> Columns | None:
         """Return the columns of a query once they are read, and forget them; None where it was not asked for.
@@ -196,39 +211,32 @@ class PendingColumns:
         Raises:
             SourceError: The file is damaged, or a column mixes types.
         """
-        if name not in self._parts:
+        if name not in self._jobs:
             return None
-        with self._file.explaining_damage():
-            tables = [part.result() for part in self._parts.pop(name)]
-        return self._concatenate(self._queries[name], tables)
+        table = self._queries[name].table
+        try:
+            for job in self._jobs.pop(name):
+                job.result()
+            return self._buffers.pop(name).finish()
+        except TypeError as error:
+            raise SourceError(
+                f"{self._file.path}: {table}, column {error}, where Nsight Systems writes integers; the file was"
+                " changed after the export: export the report again"
+            ) from error
 
     def cancel(self) -> None:
         """Give up what has not been read yet."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, query: Query, low: int, high: int) -> pa.Table:
-        table = self._file.read_chunk(query, low, high)
+    def _read(self, name: str, slot: int, low: int, high: int) -> None:
+        query, buffers = self._queries[name], self._buffers[name]
+        with self._file.explaining_damage(), self._file.batches(query, low, high) as batches:
+            for batch in batches:
+                slot = buffers.write(slot, batch)
         if self._progress is not None:
             with self._lock:
                 self._n_done += high - low
                 self._progress(self._n_done, self._n_rows)
-        return table
-
-    def _concatenate(self, query: Query, tables: list[pa.Table]) -> Columns:
-        columns: Columns = {}
-        for name in query.columns:
-            arrays = [chunk for table in tables for chunk in table.column(name).chunks]
-            types = {array.type for array in arrays if array.null_count < len(array)}
-            if len(types) > 1:
-                raise SourceError(
-                    f"{self._file.path}: column {query.table}.{name} mixes {' and '.join(sorted(map(str, types)))};"
-                    " the file was changed after the export: export the report again"
-                )
-            kind = next(iter(types), pa.int64())
-            columns[name] = pa.chunked_array(
-                [a.cast(kind) if a.type != kind else a for a in arrays], type=kind
-            )
-        return columns
 
 
 def decode_text(raw: bytes) -> str:
@@ -238,22 +246,6 @@ def decode_text(raw: bytes) -> str:
         raw: Bytes from the file.
     """
     return raw.decode("utf-8", "replace")
-
-
-def integers(column: pa.ChunkedArray) -> tuple[Int64Array, BoolArray | None]:
-    """Return a column's values as int64 of shape (N,), and which of them are missing (None where none is).
-
-    Args:
-        column: Integer column; missing values come back as 0 under a True in the mask.
-
-    Raises:
-        TypeError: The column holds something else than integers.
-    """
-    if not pa.types.is_integer(column.type):
-        raise TypeError(str(column.type))
-    if column.null_count == 0:
-        return column.to_numpy().astype(np.int64, copy=False), None
-    return column.fill_null(0).to_numpy().astype(np.int64, copy=False), column.is_null().to_numpy()
 
 
 def _check_header(path: Path) -> None:
