@@ -83,12 +83,14 @@ def lookup(keys: Key, wanted: Key) -> tuple[Int64Array, BoolArray]:
     owner, number = keys.owner[rows], keys.number[rows]
     n_owners = max(int(owner.max()), int(wanted.owner.max())) + 1
     low = np.full(n_owners, np.iinfo(np.int64).max)
-    high = np.full(n_owners, -1, np.int64)
+    high = np.full(n_owners, np.iinfo(np.int64).min)
     np.minimum.at(low, owner, number)
     np.maximum.at(high, owner, number)
-    span = np.maximum(high - low, -1) + 1
-    if int(span.sum()) > _MAX_TABLE_SLOTS_PER_ROW * len(rows) + 1024:
+    # As Python's integers: numbers of a damaged file may lie further apart than 64 bits can tell.
+    n_slots = [max(last - first + 1, 0) for first, last in zip(low.tolist(), high.tolist(), strict=True)]
+    if sum(n_slots) > _MAX_TABLE_SLOTS_PER_ROW * len(rows) + 1024:
         return _lookup_by_sorting(Key(owner, number, keys.is_there[rows]), rows, wanted)
+    span = np.array(n_slots, np.int64)
     offset = np.cumsum(span) - span - low
     table = np.full(int(span.sum()), -1, np.int64)
     table[(number + offset[owner])[::-1]] = rows[
@@ -138,7 +140,7 @@ def innermost_ranges(
     """Return the innermost of the given ranges around each instant of a thread, and whether there is one.
 
     Args:
-        ranges: Closed ranges, as `schema.RANGES`; of those that overlap without nesting, the later one wins.
+        ranges: Closed ranges, as `schema.RANGES`; of those that overlap without nesting, the later started wins.
         thread: Thread of each instant, int64 of shape (N,).
         instant_ns: Host time of each instant in ns, int64 of shape (N,).
     """
@@ -158,17 +160,25 @@ def innermost_ranges(
 
 
 def _innermost(start: Int64Array, end: Int64Array, instant: Int64Array) -> tuple[Int64Array, BoolArray]:
-    """Return the innermost interval around each instant, level by level of nesting from the outside in."""
+    """Return the last started interval around each instant, by going from the last started one outwards."""
     order = np.lexsort((-end, start))
     start, end = start[order], end[order]
-    # An interval is as deep as the number of earlier ones that are still open when it starts.
-    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
-    found = np.zeros(len(instant), np.int64)
-    is_inside = np.zeros(len(instant), bool)
-    for level in np.unique(depth):
-        members = np.flatnonzero(depth == level)
-        place = np.searchsorted(start[members], instant, side="right") - 1
-        is_hit = (place >= 0) & (instant < end[members[np.maximum(place, 0)]])
-        found[is_hit] = members[place[is_hit]]
-        is_inside |= is_hit
-    return order[found], is_inside
+    around = _before_that_ends_later(end)
+    place = np.searchsorted(start, instant, side="right") - 1
+    open_queries = np.flatnonzero(place >= 0)
+    # One round per level of nesting: of what has ended, nothing that ended earlier still needs a look.
+    while len(open_queries := open_queries[end[place[open_queries]] <= instant[open_queries]]):
+        place[open_queries] = around[place[open_queries]]
+        open_queries = open_queries[place[open_queries] >= 0]
+    is_inside = place >= 0
+    return order[np.where(is_inside, place, 0)], is_inside
+
+
+def _before_that_ends_later(end: Int64Array) -> Int64Array:
+    """Return for each interval the last one before it that ends later, -1 where there is none."""
+    before = np.arange(len(end)) - 1
+    rows = np.arange(len(end))
+    # What an interval leaps over ends no later than the one it lands on did: all leap at once, further each time.
+    while len(rows := rows[before[rows] >= 0]) and len(rows := rows[end[before[rows]] <= end[rows]]):
+        before[rows] = before[before[rows]]
+    return before

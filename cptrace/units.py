@@ -10,7 +10,8 @@ from cptrace.errors import UsageError
 
 NS_PER_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
-_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]*)\s*")
+_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z\N{MICRO SIGN}\N{GREEK SMALL LETTER MU}]*)\s*")
+_LONGEST_NS: Final = 2**63 - 1
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -74,10 +75,10 @@ def parse_ns(text: str) -> int:
         text: A non-negative decimal number followed by ns, us, ms or s, such as `1.5ms`.
 
     Raises:
-        UsageError: There is no unit, the unit is unknown, or the value is not a whole number of nanoseconds.
+        UsageError: There is no unit, the unit is unknown, or the value is no whole number of nanoseconds in 64 bits.
     """
     match = _QUANTITY.fullmatch(text)
-    unit = match[2].replace("µ", "u") if match else ""
+    unit = re.sub(r"[^a-z]", "u", match[2]) if match else ""
     if match is None or unit not in NS_PER_UNIT:
         raise UsageError(
             f"cannot read {text!r} as a time; write a number with a unit: {', '.join(NS_PER_UNIT)} (such as 1.5ms)"
@@ -85,4 +86,6 @@ def parse_ns(text: str) -> int:
     nanoseconds = Decimal(match[1]) * NS_PER_UNIT[unit]
     if nanoseconds != nanoseconds.to_integral_value():
         raise UsageError(f"{text!r} is not a whole number of nanoseconds; give at most nanosecond precision")
+    if nanoseconds > _LONGEST_NS:
+        raise UsageError(f"{text!r} is longer than any trace; give a time of at most {_LONGEST_NS} ns")
     return int(nanoseconds)

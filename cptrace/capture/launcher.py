@@ -187,5 +187,5 @@ def _parse_message(line: str) -> Mapping[str, Any] | None:
     return message if is_message else None
 
 
-def _ignore(text: str) -> None:  # noqa: ARG001
+def _ignore(text: str) -> None:
     return

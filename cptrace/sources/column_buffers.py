@@ -65,7 +65,7 @@ class ColumnBuffers:
             else:
                 raise TypeError(f"{name}: {array.type}")
         self._filled[slot] = batch.num_rows
-        return slot + batch.num_rows
+        return slot + int(batch.num_rows)
 
     def finish(self) -> Columns:
         """Return the columns, once all threads are done, in the order of slots.
