@@ -10,7 +10,9 @@ from cptrace.errors import UsageError
 
 NS_PER_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
-_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z\N{MICRO SIGN}\N{GREEK SMALL LETTER MU}]*)\s*")
+_QUANTITY: Final = re.compile(
+    r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z\N{MICRO SIGN}\N{GREEK SMALL LETTER MU}]*)\s*"
+)
 _LONGEST_NS: Final = 2**63 - 1
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
