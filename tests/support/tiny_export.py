@@ -202,9 +202,7 @@ class TinyExport:
     ) -> TinyExport:
         """Add the recording of an event."""
         columns = {"contextId": 1, "streamId": stream, "globalPid": global_pid(pid), "eventId": event}
-        return self.add(
-            CUDA_EVENT, timestamp=0, **columns, eventSyncId=event_sync, correlationId=correlation
-        )
+        return self.add(CUDA_EVENT, timestamp=0, **columns, eventSyncId=event_sync, correlationId=correlation)
 
     def range(
         self,
@@ -298,9 +296,7 @@ def _write_table(
     connection.execute(f"CREATE TABLE {table} ({', '.join(declarations)})")
     slots = ", ".join("?" * len(names))
     for row in rows:
-        values = [
-            0 if (value := row.get(name)) is None and name in required else value for name in names
-        ]
+        values = [0 if (value := row.get(name)) is None and name in required else value for name in names]
         connection.execute(f"INSERT INTO {table} VALUES ({slots})", values)
 
 
