@@ -63,7 +63,7 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
     _rule("emulated-comm", COMM, r"^cptrace_cpu::gloo_"),
     _rule("emulated-compute", COMPUTE, r"^cptrace_cpu::"),
     # Names of fused kernels list the graph nodes they came from, collectives among them: they do not communicate.
-    _rule("inductor", COMPUTE, r"^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
+    _rule("inductor", COMPUTE, r"^triton_([a-z]+_)?fused_|^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
     _rule("named-collective", COMM, r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv"),
     _rule("attention", COMPUTE, r"(?i)flash|fmha|sdpa|attention|attn"),
     _rule(

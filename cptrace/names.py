@@ -16,11 +16,14 @@ def function_name(demangled: str) -> str:
         'flash::flash_fwd_kernel'
     """
     text = demangled.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ")
-    kept, depth = [], 0
-    for part in re.split(r"([<>(])", text):
-        if part == "(" and depth == 0:
+    kept, angles, parentheses = [], 0, 0
+    for part in re.split(r"([<>()])", text):
+        if part == "(" and not angles:
+            kept = "".join(kept).split()[-1:]  # what stands before a blank is a return type
             break
-        depth += (part == "<") - (part == ">" and depth > 0)
-        if depth == 0 and part != ">":
+        parentheses += (part == "(") - (part == ")")
+        if not parentheses:  # inside them < and > compare
+            angles += (part == "<") - (part == ">" and angles > 0)
+        if not angles and part not in (")", ">"):
             kept.append(part)
-    return re.sub(r"::(?=::)", "", "".join(kept)).strip() or demangled
+    return re.sub(r"::(?=::)", "", "".join(kept)).removeprefix("::").strip() or demangled
