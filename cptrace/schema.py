@@ -267,9 +267,11 @@ def _sort_key(column: Any) -> Int64Array:
     """Return integers that sort as the values do; missing values come first."""
     if isinstance(column, pd.Categorical):
         # Codes follow the order in which the file names things; only the order of the texts is the same for all files.
-        texts = column.categories.to_numpy().astype(str)
-        by_text = np.append(np.argsort(np.argsort(texts, kind="stable"), kind="stable"), -1)
-        return np.asarray(by_text[column.codes], np.int64)
+        # As objects, and only those in use: numpy's own texts each take the room of the longest one of the file.
+        used, slot = np.unique(column.codes, return_inverse=True)
+        texts = column.categories.to_numpy(dtype=object)[used[used >= 0]]
+        by_text = np.concatenate((used[used < 0], np.argsort(np.argsort(texts, kind="stable"), kind="stable")))
+        return np.asarray(by_text[slot], np.int64)
     if isinstance(column, pd.arrays.IntegerArray):
         return column.to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).min)
     return np.asarray(column, np.int64)

@@ -16,6 +16,7 @@ RANKS_PER_CORE: Final = 8
 _PROCESS_BYTES: Final = (
     80 << 20
 )  # what a rank's process holds besides tensors; the rest is shared by the fork
+_CGROUP: Final = Path("/sys/fs/cgroup")
 _SLICE_BYTES: Final = 256 << 20  # score slices of the float64 reference
 
 
@@ -64,13 +65,27 @@ def estimate_bytes(spec: RunSpec) -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that programs can still take on this machine, None where the system does not say."""
+    """Return the memory that programs can still take here, None where the system does not say.
+
+    A container's limit counts where it is lower than what the machine has left.
+    """
+    machine, limit, used = (
+        _number_in(Path("/proc/meminfo"), "MemAvailable:"),
+        _number_in(_CGROUP / "memory.max"),
+        _number_in(_CGROUP / "memory.current"),
+    )
+    known = [] if machine is None else [machine * 1024]
+    if limit is not None and used is not None:
+        known.append(max(0, limit - used))
+    return min(known, default=None)
+
+
+def _number_in(path: Path, field: str | None = None) -> int | None:
+    """Return the first number in a file of the kernel's, or after `field`; None where there is none."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        words = path.read_text(encoding="ascii").split()
     except OSError:
         return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if field is not None:
+        words = words[words.index(field) + 1 :] if field in words else []
+    return int(words[0]) if words and words[0].isdigit() else None

@@ -31,7 +31,7 @@ _ERRORS: Final[Mapping[str, type[CptraceError]]] = {
 
 
 class RunInterrupted(RunError):
-    """The user stopped the run; nothing is left of it."""
+    """The user stopped the run; no process and no partial report is left of it."""
 
     exit_code = 130
 
@@ -118,7 +118,7 @@ def _ended_at_exit(child: subprocess.Popen[str], output: Path) -> Iterator[None]
     try:
         yield
     except KeyboardInterrupt:
-        raise RunInterrupted("interrupted: all ranks were ended and no report was written") from None
+        raise RunInterrupted("interrupted; all ranks were ended") from None
     finally:
         with _interrupts_ignored():
             _end(child)

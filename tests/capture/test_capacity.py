@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,15 @@ def test_a_machine_that_does_not_say_is_trusted(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("change", [{"seq_len": 2048}, {"layers": 8}, {"heads": 8}, {"dtype": "fp64"}])
 def test_more_of_anything_needs_more(change: dict[str, object]) -> None:
     assert capacity.estimate_bytes(replace(DEFAULT, **change)) > capacity.estimate_bytes(DEFAULT)
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    machine = capacity.available_bytes()
+    assert machine is not None
+    assert machine > 1 << 26
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert capacity.available_bytes() > 1 << 26
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert capacity.available_bytes() == 4000

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -87,7 +88,10 @@ def test_nsight_systems_sums_the_same_kernel_times(entry: dict[str, str], tmp_pa
     if shutil.which("nsys") is None:
         pytest.skip("nsys is not on PATH")
     path = Path(shutil.copy(SAMPLES / entry["file"], tmp_path))
-    command = ["nsys", "stats", "--report", "gpukernsum", "--format", "csv", "--quiet", str(path)]
+    version = subprocess.run(["nsys", "--version"], capture_output=True, text=True, check=True).stdout
+    is_old = int(re.search(r"version (\d{4})\.", version)[1]) < 2023
+    report = "gpukernsum" if is_old else "cuda_gpu_kern_sum"
+    command = ["nsys", "stats", "--report", report, "--format", "csv", "--quiet", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     table = done.stdout[done.stdout.index("Time (%)") :]
     totals = {
