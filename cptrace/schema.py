@@ -270,7 +270,9 @@ def _sort_key(column: Any) -> Int64Array:
         # As objects, and only those in use: numpy's own texts each take the room of the longest one of the file.
         used, slot = np.unique(column.codes, return_inverse=True)
         texts = column.categories.to_numpy(dtype=object)[used[used >= 0]]
-        by_text = np.concatenate((used[used < 0], np.argsort(np.argsort(texts, kind="stable"), kind="stable")))
+        by_text = np.concatenate(
+            (used[used < 0], np.argsort(np.argsort(texts, kind="stable"), kind="stable"))
+        )
         return np.asarray(by_text[slot], np.int64)
     if isinstance(column, pd.arrays.IntegerArray):
         return column.to_numpy(dtype=np.int64, na_value=np.iinfo(np.int64).min)
