@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from typing import Any, Final
 from cptrace import labels
 from cptrace.errors import TraceError
 from cptrace.sources.nsys_sqlite import DIAGNOSTICS, GPU_INFO, METADATA, NAME, SESSION
-from cptrace.sources.sqlite_columns import SqliteFile
+from cptrace.sources.sqlite_columns import SqliteFile, decode_text
 from cptrace.trace import Note, TraceMeta
 
 _MAX_DIAGNOSTICS: Final = 5
@@ -51,7 +52,7 @@ def read_info(file: SqliteFile) -> FileInfo:
         metadata=metadata,
         run=MappingProxyType(run),
         device_names=_device_names(file),
-        recorded_ranks={(entry["pid"], entry["device"]): entry["rank"] for entry in run.get("ranks", [])},
+        recorded_ranks=_recorded_ranks(file, run.get("ranks", [])),
         is_time_shifted=metadata.get("EXPORT_CONFIG_TIME_SHIFT", "0") not in ("", "0"),
     )
 
@@ -71,7 +72,7 @@ def make_meta(file: SqliteFile, info: FileInfo, missing: tuple[str, ...], notes:
         else []
     )
     return TraceMeta(
-        path=str(file.path),
+        path=decode_text(os.fsencode(file.path)),  # names of files need not be UTF-8, reports are
         format=NAME,
         tool_version=info.metadata.get("EXPORT_PRODUCT_VERSION"),
         schema_version=info.metadata.get("EXPORT_SCHEMA_VERSION"),
@@ -90,7 +91,9 @@ def _metadata(file: SqliteFile) -> dict[str, str]:
     rows: dict[str, str] = {}
     for table in METADATA:
         if {"name", "value"} <= file.columns.get(table, frozenset()):
-            rows.update(file.rows(f"SELECT name, value FROM {table} WHERE value IS NOT NULL"))
+            rows.update(
+                file.rows(f"SELECT name, CAST(value AS TEXT) FROM {table} WHERE value IS NOT NULL")
+            )
     return rows
 
 
@@ -112,6 +115,22 @@ def _run(file: SqliteFile, text: str | None) -> dict[str, Any]:
     return run
 
 
+def _recorded_ranks(file: SqliteFile, entries: Any) -> dict[tuple[int, int], int]:
+    """Return the rank of each (pid, device) that a run recorded."""
+    try:
+        ranks = {(entry["pid"], entry["device"]): entry["rank"] for entry in entries}
+        is_plain = all(type(number) is int and number >= 0 for pair in ranks for number in (*pair, ranks[pair]))
+        is_one_to_one = len(entries) == len(ranks) == len(set(ranks.values()))
+    except (KeyError, TypeError):
+        is_plain = is_one_to_one = False
+    if not (is_plain and is_one_to_one):
+        raise TraceError(
+            f"{file.path}: the ranks in its row {labels.RUN_METADATA_KEY} are not one rank for each pid and device;"
+            " record the run again"
+        )
+    return ranks
+
+
 def _device_names(file: SqliteFile) -> dict[int, str]:
     """Return the name of each CUDA device; other GPUs of the machine are listed beside them."""
     columns = file.columns.get(GPU_INFO, frozenset())
@@ -127,7 +146,7 @@ def _diagnostics(file: SqliteFile) -> list[Note]:
     if not {"severity", "text"} <= file.columns.get(DIAGNOSTICS, frozenset()):
         return []
     rows = file.rows(
-        f"SELECT text, count(*) FROM {DIAGNOSTICS} WHERE severity IN (2, 3)"
+        f"SELECT text, count(*) FROM {DIAGNOSTICS} WHERE severity IN (2, 3) AND text IS NOT NULL"
         f" GROUP BY text ORDER BY max(severity) DESC, count(*) DESC, text LIMIT {_MAX_DIAGNOSTICS}"
     )
     return [

@@ -100,11 +100,12 @@ def _kernel_columns(raw: RawTable) -> OpColumns:
 
 def _copy_columns(raw: RawTable) -> OpColumns:
     kind, _ = raw.ints("copy_kind")
-    names = [_COPY_NAMES.get(code, f"memcpy kind {code}") for code in range(int(kind.max(initial=0)) + 1)]
+    slot, codes = pd.factorize(kind)
+    names = [_COPY_NAMES.get(code, f"memcpy kind {code}") for code in codes.tolist()]
     (source, has_source), (target, has_target) = raw.ids("src"), raw.ids("dst")
     is_between = np.isin(kind, _COPIES_BETWEEN_DEVICES) & has_source & has_target & (source != target)
     return {
-        "name": category(kind, names),
+        "name": category(slot, names),
         "bytes": raw.optional("bytes"),
         "is_peer_copy": (kind == _COPY_PEER) | is_between,
     }
@@ -140,7 +141,7 @@ def _valid_times(
 ) -> BoolArray | None:
     """Return which rows have possible times, None for all; refuse the file where one has not, unless told to drop."""
     (start, no_start), (end, no_end) = times["start_ns"], times["end_ns"]
-    is_bad = (end < start) | (end > _LATEST_NS)
+    is_bad = (end < start) | (end > _LATEST_NS) | (start < -_LATEST_NS)
     if not info.is_time_shifted:
         is_bad |= start < 0
     for mask in (no_start, no_end):
@@ -168,7 +169,7 @@ def _valid_times(
 
 
 def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
-    """Return the rank of each op and the table of ranks: as recorded, else counted by (device, process)."""
+    """Return the rank of each op and the table of ranks: as recorded, the others counted on by (device, process)."""
     # Device ordinals are small: together with the process they make one integer key.
     codes, _ = pd.factorize(process)
     key = codes.astype(np.int64) * (int(device.max()) + 1) + device
@@ -178,12 +179,10 @@ def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tu
     frame = pd.DataFrame({"process": process[first], "device": device[first]})
     frame["pid"] = (frame["process"].to_numpy() >> _PID_SHIFT) & _PID_MASK
     pairs = list(zip(frame["pid"].tolist(), frame["device"].tolist(), strict=True))
-    is_recorded = all(pair in info.recorded_ranks for pair in pairs)
-    if is_recorded:
-        frame["rank"] = [info.recorded_ranks[pair] for pair in pairs]
-    else:
-        by_device = np.lexsort((frame["process"].to_numpy(), frame["device"].to_numpy()))
-        frame["rank"] = np.argsort(by_device)
+    is_recorded = np.array([pair in info.recorded_ranks for pair in pairs])
+    by_device = np.lexsort((frame["process"].to_numpy(), frame["device"].to_numpy(), is_recorded))
+    counted = np.argsort(by_device) + max(info.recorded_ranks.values(), default=-1) + 1
+    frame["rank"] = [info.recorded_ranks.get(pair, rank) for pair, rank in zip(pairs, counted, strict=True)]
     frame = frame.astype({"rank": np.int32}).assign(is_recorded=is_recorded)
     texts = [info.device_names.get(ordinal, "") for ordinal in frame["device"].tolist()]
     frame["device_name"] = category(np.array([i if text else -1 for i, text in enumerate(texts)]), texts)

@@ -68,11 +68,9 @@ def _keep(columns: dict[str, Any], keep: BoolArray) -> dict[str, Any]:
 
 def _kinds(event_type: Int64Array) -> Int64Array:
     """Return the code of each row's kind of range, -1 for rows that are no range."""
-    of_type = np.full(int(event_type.max(initial=0)) + 1, -1, np.int64)
-    for code, kind in _RANGE_KINDS.items():
-        if code < len(of_type):
-            of_type[code] = _KINDS.index(kind)
-    return of_type[event_type]
+    slot, types = pd.factorize(event_type)
+    codes = [_KINDS.index(_RANGE_KINDS[code]) if code in _RANGE_KINDS else -1 for code in types.tolist()]
+    return np.array(codes, np.int64)[slot]
 
 
 def _names(raw: RawTable) -> pd.Categorical:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from cptrace.errors import SourceError
 from cptrace.requests import ReadOptions
 from cptrace.sources import nsys_sqlite
 from cptrace.sources.base import Source
+from cptrace.sources.sqlite_columns import decode_text
 
 if TYPE_CHECKING:
     from cptrace.trace import Trace
@@ -42,7 +44,8 @@ class RepReading:
         trace = self.reading.finish()
         self.folder.cleanup()
         return dataclasses.replace(
-            trace, meta=dataclasses.replace(trace.meta, path=str(self.path), format=NAME)
+            trace,
+            meta=dataclasses.replace(trace.meta, path=decode_text(os.fsencode(self.path)), format=NAME),
         )
 
     def cancel(self) -> None:

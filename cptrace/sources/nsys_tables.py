@@ -96,12 +96,13 @@ def _syncs(raw: RawTable) -> pd.DataFrame:
 
 
 def _event_records(raw: RawTable) -> pd.DataFrame:
+    sync, has_sync = raw.ids("event_sync_id")
     columns: dict[str, Any] = {
         "process": raw.ints("process")[0],
         "context": raw.ints("context")[0],
         "stream": raw.ints("stream")[0],
         "event_id": raw.ints("event_id")[0],
-        "event_sync_id": raw.optional("event_sync_id"),
+        "event_sync_id": nullable(sync, ~has_sync),
         "correlation_id": raw.optional("correlation_id"),
     }
     return schema.make_frame(schema.EVENT_RECORDS, columns)

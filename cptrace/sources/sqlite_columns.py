@@ -58,7 +58,7 @@ class SqliteFile:
         self.path = path
         _check_header(path)
         _check_no_pending_changes(path)
-        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
         self.columns: dict[str, frozenset[str]] = self._read_table_columns()
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -273,8 +273,9 @@ def _check_header(path: Path) -> None:
 
 def _check_no_pending_changes(path: Path) -> None:
     """Refuse a file whose newest content is still in a journal beside it: read alone it would be stale or torn."""
+    real = path.resolve()  # SQLite keeps them beside the file that a link points to
     for suffix in ("-wal", "-journal"):
-        journal = path.with_name(path.name + suffix)
+        journal = real.with_name(real.name + suffix)
         if journal.is_file() and journal.stat().st_size > 0:
             raise SourceError(
                 f"{path}: {journal.name} beside it holds changes that are not in the file yet; close the program that"

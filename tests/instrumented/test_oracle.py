@@ -99,3 +99,7 @@ def test_one_unhealthy_rank_fails_the_running_max() -> None:
     assert running_max_json([good, good])["passed"]
     verdict = running_max_json([good, bad])
     assert (verdict["passed"], verdict["n_merges"], verdict["largest_lse"]) == (False, 4, 2.0)
+
+
+def test_scores_are_scaled_by_the_root_of_the_head_dimension() -> None:
+    assert problem(head_dim=16).softmax_scale == 0.25
