@@ -91,9 +91,7 @@ def _metadata(file: SqliteFile) -> dict[str, str]:
     rows: dict[str, str] = {}
     for table in METADATA:
         if {"name", "value"} <= file.columns.get(table, frozenset()):
-            rows.update(
-                file.rows(f"SELECT name, CAST(value AS TEXT) FROM {table} WHERE value IS NOT NULL")
-            )
+            rows.update(file.rows(f"SELECT name, CAST(value AS TEXT) FROM {table} WHERE value IS NOT NULL"))
     return rows
 
 
@@ -119,7 +117,9 @@ def _recorded_ranks(file: SqliteFile, entries: Any) -> dict[tuple[int, int], int
     """Return the rank of each (pid, device) that a run recorded."""
     try:
         ranks = {(entry["pid"], entry["device"]): entry["rank"] for entry in entries}
-        is_plain = all(type(number) is int and number >= 0 for pair in ranks for number in (*pair, ranks[pair]))
+        is_plain = all(
+            type(number) is int and 0 <= number < 2**31 for pair in ranks for number in (*pair, ranks[pair])
+        )
         is_one_to_one = len(entries) == len(ranks) == len(set(ranks.values()))
     except (KeyError, TypeError):
         is_plain = is_one_to_one = False
