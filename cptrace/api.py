@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from cptrace import intervals
 from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
 from cptrace.analyses.scope import Scope
+from cptrace.errors import TraceError, UsageError
 from cptrace.outcome import NotApplicable
 from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, ReadOptions, ScopeRequest
@@ -77,17 +79,59 @@ def analyze_readings(readings: Readings, request: ScopeRequest | None = None) ->
     Raises:
         CptraceError: As `analyze`.
     """
-    return _combine([_analyze_one(trace, request or ScopeRequest()) for trace in readings])
+    request = request or ScopeRequest()
+    parts: list[_Part] = []
+    paths: dict[int, str] = {}
+    for trace in readings:
+        trace = _number_ranks(trace, paths)
+        here = trace.ranks["rank"].tolist()
+        wanted = tuple(rank for rank in request.ranks if rank in here)
+        is_asked_for = not request.ranks or bool(wanted)
+        part = _analyze_one(trace, replace(request, ranks=wanted)) if is_asked_for else _Part(_input(trace))
+        parts.append(part)
+    unknown = sorted(set(request.ranks) - paths.keys())
+    if unknown:
+        there = ", ".join(map(str, sorted(paths))) or "(none)"
+        raise UsageError(f"rank {unknown[0]} is not in {', '.join(_paths(parts))}; the ranks are {there}")
+    return _combine(parts)
+
+
+def _number_ranks(trace: Trace, paths: dict[int, str]) -> Trace:
+    """Return the trace with ranks that no earlier trace has, and add them to the paths of ranks.
+
+    Ranks recorded with a run keep their numbers; the others are counted on from file to file.
+    """
+    ranks, is_recorded = (trace.ranks[name].to_numpy() for name in ("rank", "is_recorded"))
+    taken = [*paths, *ranks[is_recorded].tolist()]
+    counted = max(taken, default=-1) + np.cumsum(~is_recorded)
+    numbers = np.where(is_recorded, ranks, counted).astype(ranks.dtype)
+    for number in numbers.tolist():
+        if number in paths:
+            raise TraceError(
+                f"rank {number} is in {paths[number]} and in {trace.meta.path}; give the files of one job, each once,"
+                " or analyze them one by one"
+            )
+        paths[number] = trace.meta.path
+    if np.array_equal(numbers, ranks):
+        return trace
+    place = np.searchsorted(ranks, trace.ops["rank"].to_numpy())
+    return replace(
+        trace, ops=trace.ops.assign(rank=numbers[place]), ranks=trace.ranks.assign(rank=numbers)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one trace contributes to a report."""
+    """What one trace contributes to a report; nothing but its input where none of its ranks was asked for."""
 
     input: Row
-    sections: dict[str, tuple[Row, ...]]
-    not_applicable: tuple[NotApplicable, ...]
-    coverage: dict[str, Any]
+    sections: dict[str, tuple[Row, ...]] = field(default_factory=dict)
+    not_applicable: tuple[NotApplicable, ...] = ()
+    coverage: dict[str, Any] = field(default_factory=dict)
+
+
+def _paths(parts: Iterable[_Part]) -> list[str]:
+    return [part.input["path"] for part in parts]
 
 
 def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
@@ -151,20 +195,16 @@ def _coverage(scope: Scope) -> dict[str, Any]:
 
 
 def _combine(parts: Sequence[_Part]) -> Report:
-    """Return one report of all traces; ranks that files do not name themselves are counted on from file to file."""
-    offset = 0
+    """Return one report of all traces."""
     sections: dict[str, list[Row]] = {section: [] for section in SECTIONS}
     for part in parts:
-        ranks = [row["rank"] for row in part.sections.get("ranks", ())]
-        shift = offset if part.input["run"] is None and len(parts) > 1 else 0
         for section, rows in part.sections.items():
-            sections[section] += [{**row, "rank": row["rank"] + shift} if shift else row for row in rows]
-        offset = max(offset, shift + max(ranks, default=-1) + 1)
+            sections[section] += rows
     return Report(
         inputs=tuple(part.input for part in parts),
         sections={section: tuple(rows) for section, rows in sections.items()},
         not_applicable=tuple(dict.fromkeys(entry for part in parts for entry in part.not_applicable)),
-        coverage=_combine_coverage([part.coverage for part in parts]),
+        coverage=_combine_coverage([part.coverage for part in parts if part.coverage]),
     )
 
 

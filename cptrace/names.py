@@ -16,7 +16,8 @@ def function_name(demangled: str) -> str:
         'flash::flash_fwd_kernel'
     """
     text = demangled.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ")
-    kept, angles, parentheses = [], 0, 0
+    kept: list[str] = []
+    angles = parentheses = 0
     for part in re.split(r"([<>()])", text):
         if part == "(" and not angles:
             kept = "".join(kept).split()[-1:]  # what stands before a blank is a return type

@@ -239,26 +239,32 @@ def _in_order(columns: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]
     by, and ties in it are rare: they alone are sorted by the rest.
     """
     first = np.asarray(columns[order[0]])
-    if np.any(first[1:] < first[:-1]):
-        positions = np.argsort(first, kind="stable")
-        columns = {name: column[positions] for name, column in columns.items()}
-        first = first[positions]
-    is_tie = np.zeros(len(first), bool)
-    is_tie[1:] = first[1:] == first[:-1]
+    is_sorted = not np.any(first[1:] < first[:-1])
+    positions = np.arange(len(first)) if is_sorted else np.argsort(first, kind="stable")
+    ties = _find_ties(first[positions])
+    if len(ties):
+        rows = positions[ties]
+        positions[ties] = rows[np.lexsort([_sort_key(columns[name][rows]) for name in reversed(order)])]
+    if not is_sorted:
+        return {name: column[positions] for name, column in columns.items()}
+    moved = ties[positions[ties] != ties]
+    return _move(columns, positions[moved], moved) if len(moved) else columns
+
+
+def _find_ties(ordered: Int64Array) -> Int64Array:
+    """Return the places of ordered values that equal the one before or behind."""
+    is_tie = np.zeros(len(ordered), bool)
+    is_tie[1:] = ordered[1:] == ordered[:-1]
     is_tie[:-1] |= is_tie[1:]
-    ties = np.flatnonzero(is_tie)
-    by_rest = (
-        ties[np.lexsort([_sort_key(columns[name][ties]) for name in reversed(order)])] if len(ties) else ties
-    )
-    moved = ties != by_rest
-    return _move(columns, by_rest[moved], ties[moved]) if moved.any() else columns
+    return np.flatnonzero(is_tie)
 
 
 def _move(columns: dict[str, Any], source: Int64Array, target: Int64Array) -> dict[str, Any]:
-    """Return the columns with a few rows put to other places; they are often views of memory that is not ours."""
+    """Return the columns with a few rows put to other places; in place where the memory is ours."""
     moved = {}
     for name, column in columns.items():
-        moved[name] = column.copy()
+        is_ours = not isinstance(column, np.ndarray) or column.flags.writeable
+        moved[name] = column if is_ours else column.copy()
         moved[name][target] = column[source]
     return moved
 

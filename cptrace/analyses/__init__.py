@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
 
 from cptrace.analyses import account, breakdowns
-from cptrace.analyses.scope import Scope, cut_to_windows, find_activities, find_lanes
+from cptrace.analyses.scope import Activity, Lane, Scope, cut_to_windows, find_activities, find_lanes
 from cptrace.analyses.steps import find_steps
 from cptrace.analyses.windows import find_windows
 from cptrace.classify import classify
@@ -72,15 +73,20 @@ def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
     launches = find_launches(trace.ops, trace.api_calls)
     trace = classify(trace, launches)
     ranks = _choose_ranks(trace, request.ranks)
-    steps = find_steps(trace, launches, request.step_pattern)
-    if not isinstance(steps, NotApplicable):
-        steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
-    ops = trace.ops if len(ranks) == len(trace.ranks) else trace.ops[trace.ops["rank"].isin(ranks)]
-    windows = find_windows(ops, steps, request.window)
-    inside_ns, is_inside = cut_to_windows(trace.ops, windows)
-    lanes = tuple(lane for lane in find_lanes(trace.ops) if lane.rank in ranks)
-    activities = find_activities(trace.ops, lanes)
+    with ThreadPoolExecutor(1) as pool:  # what runs when, and what shall be looked at, are found side by side
+        activity = pool.submit(_find_activity, trace.ops, ranks)
+        steps = find_steps(trace, launches, request.step_pattern)
+        if not isinstance(steps, NotApplicable):
+            steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
+        windows = find_windows(trace.ops, ranks, steps, request.window)
+        inside_ns, is_inside = cut_to_windows(trace.ops, windows)
+        lanes, activities = activity.result()
     return Scope(trace, launches, ranks, steps, windows, lanes, activities, inside_ns, is_inside)
+
+
+def _find_activity(ops: pd.DataFrame, ranks: tuple[int, ...]) -> tuple[tuple[Lane, ...], dict[int, Activity]]:
+    lanes = tuple(lane for lane in find_lanes(ops) if lane.rank in ranks)
+    return lanes, find_activities(ops, lanes)
 
 
 def _choose_ranks(trace: Trace, wanted: tuple[int, ...]) -> tuple[int, ...]:

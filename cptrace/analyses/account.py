@@ -108,6 +108,9 @@ def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
             **{name: [int(times[name].sum()) for times in measured] for name in TIMES},
         }
     )
+    # How much of comm_ns is waiting for peers is not told yet; the report has a place for it all the same.
+    not_told = pd.array([pd.NA] * len(accounts), dtype="Int64")
+    accounts = accounts.assign(transfer_ns=not_told, peer_wait_ns=not_told)
     return with_fractions(accounts, ~accounts["rank"].isin(hidden_ns(scope)).to_numpy())
 
 

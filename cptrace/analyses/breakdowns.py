@@ -16,6 +16,7 @@ from cptrace.classify import COMM, ROLES
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.launches import closed_ranges, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
+from cptrace.units import NS_PER_UNIT
 
 _SIZED_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)}) .*bytes="
 
@@ -166,4 +167,4 @@ def _bytes_in(text: str) -> int | None:
 def _bandwidth(scope: Scope, frame: pd.DataFrame) -> pd.arrays.FloatingArray:
     """Return bytes per second; none for one-GPU runs with virtual ranks, whose copies cross no link."""
     can_tell = ~frame["bytes"].isna().to_numpy() & (scope.trace.meta.run.get("transport") != "local-d2d")
-    return fraction(_int64(frame, "bytes") * 1_000_000_000, _int64(frame, "total_ns"), can_tell)
+    return fraction(_int64(frame, "bytes"), _int64(frame, "total_ns"), can_tell) * NS_PER_UNIT["s"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 import pandas as pd
 
@@ -13,14 +16,21 @@ from cptrace.outcome import NotApplicable
 from cptrace.requests import WindowRequest
 from cptrace.units import format_ns
 
+_EARLIEST: Final = np.iinfo(np.int64).min
+_LATEST: Final = np.iinfo(np.int64).max
+
 
 def find_windows(
-    ops: pd.DataFrame, steps: pd.DataFrame | NotApplicable, request: WindowRequest | None
+    ops: pd.DataFrame,
+    ranks: Sequence[int],
+    steps: pd.DataFrame | NotApplicable,
+    request: WindowRequest | None,
 ) -> dict[int, Window]:
     """Return the window of each rank: as asked for, else the union of its steps, else first to last op.
 
     Args:
-        ops: Device work of the ranks asked for.
+        ops: Device work.
+        ranks: Ranks asked for, all with device work.
         steps: Steps of these ranks, or why there are none.
         request: The window that was asked for, if any.
 
@@ -28,9 +38,11 @@ def find_windows(
         UsageError: The window asked for lies outside the trace.
     """
     start, end, rank = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
-    extents = {
-        r: (int(start[rank == r].min()), int(end[rank == r].max())) for r in sorted(pd.unique(rank).tolist())
-    }
+    first, last = np.full(max(ranks, default=0) + 1, _LATEST), np.full(max(ranks, default=0) + 1, _EARLIEST)
+    is_asked = np.isin(rank, ranks) if len(ops) else np.zeros(0, bool)
+    np.minimum.at(first, rank[is_asked], start[is_asked])
+    np.maximum.at(last, rank[is_asked], end[is_asked])
+    extents = {number: (int(first[number]), int(last[number])) for number in ranks}
     if request is not None and not request.is_all:
         return _requested(request, extents)
     windows = {number: Window("all", _one_piece(*extent)) for number, extent in extents.items()}

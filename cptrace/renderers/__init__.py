@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from cptrace.errors import UsageError
-from cptrace.renderers import json, text
 from cptrace.renderers.base import Renderer, RenderOptions
+from cptrace.report import Report
 
-RENDERERS: Final[tuple[Renderer, ...]] = (text.RENDERER, json.RENDERER)
+
+def _text(report: Report, options: RenderOptions) -> str:
+    from cptrace.renderers import text  # here: rich takes its time to import, and other forms do without
+
+    return text.render(report, options)
+
+
+RENDERERS: Final[tuple[Renderer, ...]] = (
+    Renderer("text", "one screen for people", _text),
+    Renderer("json", "cptrace.report/1, for programs", lambda report, _options: report.to_json()),
+)
 
 __all__ = ["RENDERERS", "RenderOptions", "Renderer", "find_renderer"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
-from cptrace.renderers.base import Renderer, RenderOptions
+from cptrace.renderers.base import RenderOptions
 from cptrace.report import Report, Row
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
@@ -43,9 +43,6 @@ def render(report: Report, options: RenderOptions) -> str:
         console.print(block)
     lines = (line.rstrip() for line in out.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
-
-
-RENDERER: Final = Renderer("text", "one screen for people", render)
 
 
 def _blocks(report: Report, width: int) -> Iterable[Any]:
@@ -197,7 +194,9 @@ def _streams(rows: Sequence[Row], width: int) -> Iterable[Any]:
     for row in rows[: 2 * _MAX_ROWS]:
         times = (format_ns(row[name]) for name in ("busy_ns", "compute_ns", "comm_ns", "copy_ns", "other_ns"))
         lines.append((*(str(row[name]) for name in ("rank", "context", "stream", "n_ops")), *times))
-    yield _table(("rank", "context", "stream", "ops", "busy", "compute", "comm", "copy", "other"), lines, width)
+    yield _table(
+        ("rank", "context", "stream", "ops", "busy", "compute", "comm", "copy", "other"), lines, width
+    )
     yield from _rest(len(rows), "streams", 2 * _MAX_ROWS)
 
 

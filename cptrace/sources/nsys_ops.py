@@ -64,7 +64,8 @@ def make_ops(
     if not parts:
         return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
     names = [column for column in schema.OPS.column_names if column != "rank"]
-    columns: OpColumns = {name: _join([part[name] for part in parts]) for name in names}
+    # Popped, so that no column is held twice for longer than it takes to join it.
+    columns: OpColumns = {name: _join([part.pop(name) for part in parts]) for name in names}
     columns["rank"], ranks = _assign_ranks(columns["process"], columns["device"], info)
     return schema.make_frame(schema.OPS, columns), ranks
 
