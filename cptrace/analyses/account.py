@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
@@ -72,7 +73,7 @@ def with_fractions(accounts: pd.DataFrame, can_tell: BoolArray) -> pd.DataFrame:
 
 
 def fraction(
-    part: Int64Array, whole: Int64Array, can_tell: BoolArray | None = None
+    part: Int64Array | npt.NDArray[np.float64], whole: Int64Array, can_tell: BoolArray | None = None
 ) -> pd.arrays.FloatingArray:
     """Return part / whole, missing where the whole is zero or nothing can be told.
 

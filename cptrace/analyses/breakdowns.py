@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -161,10 +162,12 @@ def _sizes(scope: Scope, rows: Int64Array) -> tuple[Int64Array, npt.NDArray[np.b
 def _bytes_in(text: str) -> int | None:
     label = labels.parse_label(text)
     size = label.fields.get("bytes") if label is not None else None
-    return int(size) if size is not None and size.isdecimal() else None
+    return int(size) if size is not None and re.fullmatch(r"[0-9]{1,18}", size) else None
 
 
 def _bandwidth(scope: Scope, frame: pd.DataFrame) -> pd.arrays.FloatingArray:
     """Return bytes per second; none for one-GPU runs with virtual ranks, whose copies cross no link."""
     can_tell = ~frame["bytes"].isna().to_numpy() & (scope.trace.meta.run.get("transport") != "local-d2d")
-    return fraction(_int64(frame, "bytes"), _int64(frame, "total_ns"), can_tell) * NS_PER_UNIT["s"]
+    # As floats: what all steps of a long run send, times 1e9, is beyond 64 bits.
+    size = _int64(frame, "bytes").astype(np.float64)
+    return fraction(size * NS_PER_UNIT["s"], _int64(frame, "total_ns"), can_tell)

@@ -208,6 +208,7 @@ def cut_to_windows(ops: pd.DataFrame, windows: Mapping[int, Window]) -> tuple[In
     for number, window in windows.items():
         mine = np.flatnonzero(rank == number)
         covered = intervals.covered_ns(window.pieces, start[mine], end[mine] + is_instant[mine])
-        is_inside[mine] = covered > 0
+        # An instant at the very end of the trace lies in no half-open window, but nothing lies outside of everything.
+        is_inside[mine] = (covered > 0) | (window.basis == "all")
         inside_ns[mine] = np.where(is_instant[mine], 0, covered)
     return inside_ns, is_inside
