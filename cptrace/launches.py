@@ -37,12 +37,35 @@ def find_launches(ops: pd.DataFrame, api_calls: pd.DataFrame) -> Launches:
         ops: Device work, as `schema.OPS`.
         api_calls: Host calls, as `schema.API_CALLS`.
     """
-    if ops.empty or api_calls.empty:
-        return Launches(np.zeros(len(ops), np.int64), np.zeros(len(ops), bool))
+    return calls_of(ops, api_calls)
+
+
+def calls_of(frame: pd.DataFrame, api_calls: pd.DataFrame) -> Launches:
+    """Return the API call of each row of a table with the columns process and correlation_id.
+
+    Args:
+        frame: Rows of any such table.
+        api_calls: Host calls, as `schema.API_CALLS`.
+    """
+    if frame.empty or api_calls.empty:
+        return Launches(np.zeros(len(frame), np.int64), np.zeros(len(frame), bool))
     owner, processes = pd.factorize(api_calls["process"].to_numpy())
-    op_owner = pd.Index(processes).get_indexer(ops["process"])
-    call, is_known = lookup(_key(owner, api_calls), _key(op_owner, ops))
+    mine = pd.Index(processes).get_indexer(frame["process"])
+    call, is_known = lookup(_key(owner, api_calls), _key(mine, frame))
     return Launches(call, is_known)
+
+
+def call_times(api_calls: pd.DataFrame, launches: Launches) -> dict[str, Int64Array]:
+    """Return thread, start_ns and end_ns of the call of each row, int64 of shape (N,); meaningless where not known.
+
+    Args:
+        api_calls: Host calls, as `schema.API_CALLS`.
+        launches: The call of each row.
+    """
+    names = ("thread", "start_ns", "end_ns")
+    if api_calls.empty:
+        return {name: np.zeros(len(launches.call), np.int64) for name in names}
+    return {name: api_calls[name].to_numpy()[launches.call] for name in names}
 
 
 class Key(NamedTuple):

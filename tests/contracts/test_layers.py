@@ -21,7 +21,7 @@ LAYERS = (
     ("cptrace.schema",),
     ("cptrace.trace",),
     ("cptrace.launches",),
-    ("cptrace.classify",),
+    ("cptrace.classify", "cptrace.dependencies"),
     ("cptrace.report",),
     ("cptrace.sources",),
     ("cptrace.analyses",),
