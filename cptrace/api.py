@@ -115,9 +115,7 @@ def _number_ranks(trace: Trace, paths: dict[int, str]) -> Trace:
     if np.array_equal(numbers, ranks):
         return trace
     place = np.searchsorted(ranks, trace.ops["rank"].to_numpy())
-    return replace(
-        trace, ops=trace.ops.assign(rank=numbers[place]), ranks=trace.ranks.assign(rank=numbers)
-    )
+    return replace(trace, ops=trace.ops.assign(rank=numbers[place]), ranks=trace.ranks.assign(rank=numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,15 @@ class Report:
             raise SourceError(
                 f"not a report of schema {SCHEMA}, found {found!r}; make it again with this version"
             )
+        try:
+            return cls._from_document(document)
+        except (KeyError, TypeError) as error:
+            raise SourceError(
+                f"not a report: it lacks a part of {SCHEMA} ({error}); make it again with this version"
+            ) from error
+
+    @classmethod
+    def _from_document(cls, document: Mapping[str, Any]) -> Report:
         return cls(
             inputs=tuple(document["inputs"]),
             sections=MappingProxyType({section: tuple(document.get(section, ())) for section in SECTIONS}),
