@@ -21,8 +21,8 @@ ACCEPTED = (
 )  # fmt: skip
 REFUSED = (
     "step_optimizer", "stepping", "Optimizer.step#AdamW.step", "steps", "optimizer step", "step_12a",
-    "step_1_optimizer", "warmup", "warmup 3", "training step 3", "iterator 3", "iterations", "ProfilerStepper", "stepwise 3", "",
-    " step", "lr_scheduler step 3", "multistep", "footstep 4",
+    "step_1_optimizer", "warmup", "warmup 3", "training step 3", "iterator 3", "iterations", "ProfilerStepper",
+    "stepwise 3", "", " step", "lr_scheduler step 3", "multistep", "footstep 4",
 )  # fmt: skip
 
 

@@ -1,0 +1,236 @@
+"""The report's JSON: complete, free of NaN, the same bytes for the same input, and readable again."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import cptrace
+from cptrace.errors import SourceError
+from cptrace.outcome import NotApplicable
+from cptrace.report import SCHEMA, SECTIONS, Report
+from tests.support.shared_traces import nsys_traces
+from tests.support.tiny_export import TinyExport
+
+KEYS = {
+    "inputs": {"path", "format", "tool_version", "schema_version", "device_kind", "clock"},
+    "ranks": {
+        "rank", "device", "pid", "window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns",
+        "exposed_copy_ns", "idle_ns", "comm_share", "exposed_comm_share", "overlap", "unclassified_ns", "transfer_ns",
+        "peer_wait_ns",
+    },
+    "steps": {
+        "rank", "step", "name", "window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns",
+        "exposed_copy_ns", "idle_ns", "comm_share", "exposed_comm_share", "overlap",
+    },
+    "collectives": {"rank", "kind", "name", "count", "total_ns", "overlap", "bytes", "bytes_per_s"},
+    "start_causes": {"rank", "role", "cause", "count", "exposed_ns"},
+    "findings": {
+        "code", "form", "severity", "rank", "step", "value", "unit", "recoverable_ns", "predicted_step_ns",
+        "confidence", "evidence", "advice",
+    },
+    "not_applicable": {"analysis", "reason", "missing"},
+}  # fmt: skip
+"""What `cptrace.report/1` promises; more may be there, never less."""
+
+
+def tiny() -> TinyExport:
+    """
+    host      step [0 ............ 10)
+    stream 7       flash [10 ==== 30)            copy [40 = 45)
+    stream 13           SendRecv [20 ==== 40)    mystery [45 = 50)
+    """
+    export = TinyExport().domain(1, "cptrace").range("step", 0, 10, domain=1, payload=0)
+    export.kernel("void flash_fwd_kernel<T>(P)", 10, 30, launch=2)
+    export.range("send_recv pass=forward layer=0 hop=0 bytes=64 peers=1", 3, 6, domain=1)
+    export.kernel("ncclDevKernel_SendRecv(ncclArgs)", 20, 40, stream=13, launch=4)
+    return export.copy(40, 45, kind=1, size=8, launch=7).kernel("mystery", 45, 50, stream=13, launch=8)
+
+
+GOLDEN = {
+    "schema": "cptrace.report/1",
+    "inputs": [
+        {
+            "path": "tiny.sqlite", "format": "nsys_sqlite", "tool_version": "2026.2.1.210", "schema_version": "3.25.0",
+            "device_kind": "cuda", "clock": None, "session_start_utc_ns": None, "run": None,
+        }
+    ],
+    "ranks": [
+        {
+            "rank": 0, "device": 0, "pid": 100, "window_basis": "steps", "window_start_ns": 10, "window_end_ns": 50,
+            "window_ns": 40, "compute_ns": 25, "comm_ns": 20, "overlapped_comm_ns": 10, "exposed_comm_ns": 10,
+            "exposed_copy_ns": 5, "idle_ns": 0, "unclassified_ns": 5, "transfer_ns": None, "peer_wait_ns": None,
+            "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
+        }
+    ],
+    "steps": [
+        {
+            "rank": 0, "step": 0, "name": "step", "start_ns": 10, "end_ns": 50, "n_ops": 4, "window_ns": 40,
+            "compute_ns": 25, "comm_ns": 20, "overlapped_comm_ns": 10, "exposed_comm_ns": 10, "exposed_copy_ns": 5,
+            "idle_ns": 0, "unclassified_ns": 5, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
+        }
+    ],
+    "collectives": [
+        {
+            "rank": 0, "kind": "send_recv", "name": "ncclDevKernel_SendRecv(ncclArgs)", "count": 1, "total_ns": 20,
+            "busy_ns": 20, "overlapped_ns": 10, "exposed_ns": 10, "bytes": 64, "overlap": 0.5, "bytes_per_s": 3.2e9,
+        }
+    ],
+    "streams": [
+        {
+            "rank": 0, "context": 1, "stream": 7, "n_ops": 2, "busy_ns": 25, "comm_ns": 0, "compute_ns": 20,
+            "copy_ns": 5, "other_ns": 0,
+        },
+        {
+            "rank": 0, "context": 1, "stream": 13, "n_ops": 2, "busy_ns": 25, "comm_ns": 20, "compute_ns": 5,
+            "copy_ns": 0, "other_ns": 0,
+        },
+    ],
+    "kernels": [
+        {
+            "rank": 0, "kind": "kernel", "name": "ncclDevKernel_SendRecv(ncclArgs)", "role": "comm", "rule": "nccl",
+            "count": 1, "total_ns": 20, "longest_ns": 20,
+        },
+        {
+            "rank": 0, "kind": "kernel", "name": "void flash_fwd_kernel<T>(P)", "role": "compute",
+            "rule": "attention", "count": 1, "total_ns": 20, "longest_ns": 20,
+        },
+        {
+            "rank": 0, "kind": "kernel", "name": "mystery", "role": "compute", "rule": "fallback", "count": 1,
+            "total_ns": 5, "longest_ns": 5,
+        },
+        {
+            "rank": 0, "kind": "memcpy", "name": "memcpy HtoD", "role": "copy", "rule": "copy", "count": 1,
+            "total_ns": 5, "longest_ns": 5,
+        },
+    ],
+    "start_causes": [],
+    "findings": [],
+    "not_applicable": [],
+    "coverage": {
+        "n_ops": 4, "n_launches_missing": 0, "unclassified_ns": 5,
+        "unclassified": [{"name": "mystery", "count": 1, "total_ns": 5}],
+        "missing_tables": [
+            "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
+            "TARGET_INFO_GPU",
+        ],
+        "notes": [],
+    },
+}  # fmt: skip
+
+
+def everything(tmp_path):
+    """Return a report with a row in every section that analyses fill, and something that could not be told."""
+    export = tiny().graph(60, 70).add("DIAGNOSTIC_EVENT", severity=3, text="lost events")
+    return cptrace.analyze(export.write(tmp_path / "t.sqlite"))
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, float):
+        yield value
+
+
+def test_golden(tmp_path, monkeypatch):
+    """The whole report of one tiny trace; both ways, so that neither a lost nor a new key goes unseen."""
+    tiny().write(tmp_path / "tiny.sqlite")
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(cptrace.analyze("tiny.sqlite").to_json())
+    for section, expected in GOLDEN.items():
+        assert found.get(section) == expected, section
+    assert found.keys() == GOLDEN.keys()
+
+
+@pytest.mark.parametrize("section", KEYS)
+def test_promised_keys_are_there(section, tmp_path):
+    document = json.loads(everything(tmp_path).to_json())
+    assert document["schema"] == SCHEMA
+    assert section in document
+    for row in document[section]:
+        assert row.keys() >= KEYS[section]
+
+
+@pytest.mark.parametrize("path", nsys_traces(), ids=lambda path: path.name)
+def test_shared_traces_give_strict_json_of_the_same_bytes(path):
+    text = cptrace.analyze(path).to_json()
+    assert cptrace.analyze(path).to_json() == text
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    document = json.loads(text, parse_constant=refuse)
+    assert all(math.isfinite(number) for number in numbers(document))
+    assert text.endswith("}\n")
+    for section, keys in KEYS.items():
+        assert all(row.keys() >= keys for row in document[section])
+
+
+def test_rows_hold_plain_values(tmp_path):
+    """No numpy, no pandas, no NaN: what a program gets is what JSON has."""
+    report = everything(tmp_path)
+    for section in SECTIONS:
+        for row in report.rows(section):
+            assert {type(value) for value in row.values()} <= {int, float, str, bool, type(None)}
+
+
+@pytest.mark.parametrize("path", nsys_traces(), ids=lambda path: path.name)
+def test_round_trip(path):
+    report = cptrace.analyze(path)
+    again = Report.from_json(report.to_json())
+    assert again.to_json() == report.to_json()
+    assert again.not_applicable == report.not_applicable
+    for section in SECTIONS:
+        assert again.rows(section) == report.rows(section)
+
+
+def test_an_empty_report_round_trips():
+    report = Report(inputs=(), not_applicable=(NotApplicable("a", "b", ("c",)),))
+    assert Report.from_json(report.to_json()).to_json() == report.to_json()
+    assert report.rows("ranks") == ()
+    assert report.frame("ranks").empty
+
+
+def test_additions_are_ignored_and_sections_may_lack(tmp_path):
+    document = json.loads(everything(tmp_path).to_json())
+    del document["streams"]
+    document["new_section"] = [1]
+    document["ranks"][0]["new_key"] = 5
+    report = Report.from_json(json.dumps(document))
+    assert report.rows("streams") == ()
+    assert report.rows("ranks")[0]["new_key"] == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "5", "null", "{}", '{"schema": "cptrace.report/2"}', '{"schema": null}', '"cptrace.report/1"',
+        '{"schema": "cptrace.report/1"}', '{"schema": "cptrace.report/1", "inputs": 5, "not_applicable": []}',
+        '{"schema": "cptrace.report/1", "inputs": [], "not_applicable": [5], "coverage": {}}',
+        '{"schema": "cptrace.report/1", "inputs": [], "not_applicable": [{}], "coverage": {}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_refused(text):
+    with pytest.raises(SourceError, match="not a report"):
+        Report.from_json(text)
+
+
+def test_frame_has_the_rows(tmp_path):
+    report = everything(tmp_path)
+    frame = report.frame("kernels")
+    assert len(frame) == len(report.rows("kernels"))
+    assert list(frame.columns) == list(report.rows("kernels")[0])
+
+
+def test_names_of_any_script_survive_json(tmp_path):
+    names = ["日本 😀", 'a\nb\t"c\\', "\x1b[31mred", "‮rtl", "x" * 10_000, "<b>&amp;</b>", "[red]x[/red]"]
+    export = TinyExport()
+    for number, name in enumerate(names):
+        export.kernel(name, 10 * number, 10 * number + 5)
+    rows = json.loads(cptrace.analyze(export.write(tmp_path / "t.sqlite")).to_json())["kernels"]
+    assert sorted(row["name"] for row in rows) == sorted(names)
