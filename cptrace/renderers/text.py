@@ -73,7 +73,8 @@ def _inputs(report: Report) -> Iterable[Any]:
         yield Text("  " + ", ".join(_clean(part) for part in versions if part))
         if entry["device_kind"] == CPU_EMULATED:
             yield Text(
-                f"  CPU EMULATION, {entry['clock']} clock: no figure below is a GPU's", style="bold yellow"
+                f"  CPU EMULATION, {_clean(entry['clock'] or 'unknown')} clock: no figure below is a GPU's",
+                style="bold yellow",
             )
         if entry["run"]:
             yield Text("  " + _clean(_run_line(entry["run"])))
@@ -286,7 +287,7 @@ def _rest(n_all: int, what: str, n_shown: int = _MAX_ROWS) -> Iterable[Any]:
 
 def _function(name: str) -> str:
     """Return a kernel's function without template and call arguments; the full name is in the JSON."""
-    return _clean(function_name(name)).replace("::<unnamed>", "")
+    return _clean(function_name(name))
 
 
 def _clean(text: object) -> str:

@@ -171,10 +171,8 @@ def _valid_times(
 
 def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
     """Return the rank of each op and the table of ranks: as recorded, the others counted on by (device, process)."""
-    # Device ordinals are small: together with the process they make one integer key.
-    codes, _ = pd.factorize(process)
-    key = codes.astype(np.int64) * (int(device.max()) + 1) + device
-    slot, first_keys = pd.factorize(key)
+    # The lower 24 bits of a global process id are zero, and device ordinals are small: one integer holds both.
+    slot, first_keys = pd.factorize(process + device)
     first = np.zeros(len(first_keys), np.int64)
     first[slot] = np.arange(len(slot))
     frame = pd.DataFrame({"process": process[first], "device": device[first]})

@@ -191,16 +191,15 @@ class PendingColumns:
         self._n_done = 0
         self._progress = progress
         self._lock = Lock()
-        self._pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
         self._buffers: dict[str, ColumnBuffers] = {}
         self._jobs: dict[str, list[Future[None]]] = {}
+        pool = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
         for name, ranges in stretches.items():
             first, last = ranges[0][0], ranges[-1][1]
             n_slots = last - first if len(ranges) > 1 else file.n_rows(queries[name].table)
             self._buffers[name] = ColumnBuffers(n_slots)
-            self._jobs[name] = [
-                self._pool.submit(self._read, name, low - first, low, high) for low, high in ranges
-            ]
+            self._jobs[name] = [pool.submit(self._read, name, low - first, low, high) for low, high in ranges]
+        pool.shutdown(wait=False)  # its threads end with the last job
 
     def pop(self, name: str) -> Columns | None:
         """Return the columns of a query once they are read, and forget them; None where it was not asked for.
@@ -226,7 +225,9 @@ class PendingColumns:
 
     def cancel(self) -> None:
         """Give up what has not been read yet."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for jobs in self._jobs.values():
+            for job in jobs:
+                job.cancel()
 
     def _read(self, name: str, slot: int, low: int, high: int) -> None:
         query, buffers = self._queries[name], self._buffers[name]
