@@ -196,16 +196,9 @@ def test_a_trace_without_device_work_still_says_something(tmp_path):
 def test_long_lists_are_cut_and_say_so(tmp_path):
     export = TinyExport()
     for number in range(20):
-        export.kernel(
-            f"nvjet_{number:02}",
-            100 * number,
-            100 * number + 50 + number,
-            launch=100 * number,
-            pid=100 + number,
-        )
-        export.kernel(
-            f"ncclDevKernel_AllGather_{number:02}", 100 * number, 100 * number + 9, stream=9, pid=100 + number
-        )
+        at = 100 * number
+        export.kernel(f"nvjet_{number:02}", at, at + 50 + number, launch=at, pid=100 + number)
+        export.kernel(f"ncclDevKernel_AllGather_{number:02}", at, at + 9, stream=9, pid=100 + number)
         export.range(f"step {number}", at - 1, at + 5)
     text = text_of(export, tmp_path)
     check_screen(text)
