@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Final, NamedTuple, NoReturn
@@ -82,10 +81,6 @@ def main() -> NoReturn:
         _fail(error.format_message().rstrip(".") + hint, _USAGE)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain once more while it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)
 
 

@@ -30,12 +30,24 @@ def check_output(output: Path | None, *, force: bool, inputs: Iterable[Path] = (
     """
     if output is None:
         return
+    try:
+        _check_file(output, force, inputs)
+    except OSError as error:
+        raise RenderError(f"cannot write {output}: {error.strerror}; choose another name") from error
+
+
+def _check_file(output: Path, force: bool, inputs: Iterable[Path]) -> None:
     if output.is_dir():
         raise RenderError(f"cannot write {output}: it is a folder; name a file")
     if not output.parent.is_dir():
         raise RenderError(f"cannot write {output}: there is no folder {output.parent}; make it first")
     if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
         raise RenderError(f"cannot write {output}: it is an input; inputs are never written to")
+    if output.exists() and not output.is_file():
+        # A device would be replaced by a file of its name.
+        raise RenderError(
+            f"cannot write {output}: it is not a regular file; name one, or use standard output"
+        )
     if output.exists() and not force:
         raise RenderError(
             f"cannot write {output}: it exists; choose another name, or replace it with --force"
@@ -52,25 +64,44 @@ def write_output(text: str, output: Path | None) -> None:
         output: File to write, whole or not at all; None for standard output.
 
     Raises:
-        RenderError: The file cannot be written.
+        RenderError: The output cannot be written.
     """
     if output is None:
-        click.echo(text, nl=False)
+        _write_stdout(text)
         return
+    target = os.path.realpath(output)  # a link stays one: the file that it points to is replaced
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=output.parent, prefix=f".{output.name}.", delete=False
+            "w", encoding="utf-8", dir=os.path.dirname(target), prefix=".cptrace-", delete=False
         ) as file:
             try:
                 file.write(text)
                 file.flush()
                 os.fchmod(file.fileno(), 0o666 & ~_umask())
-                os.replace(file.name, output)
+                os.replace(file.name, target)
             except BaseException:
                 os.unlink(file.name)
                 raise
     except OSError as error:
         raise RenderError(f"cannot write {output}: {error.strerror}; choose another place") from error
+
+
+def _write_stdout(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    # Names of any script reach a terminal that may not know it: a question mark is better than no report.
+    known = text.encode(encoding, "replace").decode(encoding)
+    try:
+        click.echo(known, nl=False)
+    except BrokenPipeError:
+        _give_up_stdout()  # the reader (`| head`) has seen enough
+    except OSError as error:
+        _give_up_stdout()
+        raise RenderError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _give_up_stdout() -> None:
+    """Let what is left go nowhere: Python would complain once more while it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def terminal_width() -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from cptrace.cli.output import has_color, terminal_width
+from cptrace.cli.output import has_color, terminal_width, write_output
 from cptrace.renderers import RenderOptions, find_renderer
 from cptrace.report import Report
 
@@ -15,4 +13,4 @@ def show_report(report: Report) -> None:
     Args:
         report: Report to show.
     """
-    click.echo(find_renderer("text").render(report, RenderOptions(terminal_width(), has_color())), nl=False)
+    write_output(find_renderer("text").render(report, RenderOptions(terminal_width(), has_color())), None)
