@@ -1,6 +1,6 @@
 """`python -m cptrace`."""
 
-from cptrace.cli.main import main
+from cptrace.cli.process import run
 
 if __name__ == "__main__":
-    main()
+    run()

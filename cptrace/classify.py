@@ -61,6 +61,7 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
     _rule("symmetric-memory", COMM, r"multimem|symm_mem|symmetric_memory|(one|two)_shot_all_?reduce"),
     _rule("custom-all-reduce", COMM, r"cross_device_reduce"),
     _rule("emulated-comm", COMM, r"^cptrace_cpu::gloo_"),
+    _rule("emulated-attention", COMPUTE, r"^cptrace_cpu::flash_attention"),
     _rule("emulated-compute", COMPUTE, r"^cptrace_cpu::"),
     # Names of fused kernels list the graph nodes they came from, collectives among them: they do not communicate.
     _rule("inductor", COMPUTE, r"^triton_([a-z]+_)?fused_|^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
@@ -92,6 +93,7 @@ NCCL_COPY: Final = "copy-engine-collective"
 PLAIN_COPY: Final = "copy"
 FALLBACK: Final = "fallback"
 GRAPH: Final = "whole-graph"
+ATTENTION_RULES: Final = ("attention", "emulated-attention")
 _EXTRA_RULES: Final = (
     (PEER_COPY, COMM),
     (NCCL_COPY, COMM),

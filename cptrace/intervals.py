@@ -93,8 +93,9 @@ def union_of(*sets: Intervals) -> Intervals:
     Args:
         *sets: Raw or united sets.
     """
-    if not sets:
-        return EMPTY
+    sets = tuple(s for s in sets if len(s.start_ns))
+    if len(sets) < 2:
+        return union(sets[0]) if sets else EMPTY
     return union(
         Intervals(np.concatenate([s.start_ns for s in sets]), np.concatenate([s.end_ns for s in sets]))
     )
