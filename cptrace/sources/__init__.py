@@ -91,6 +91,9 @@ def _source_of(path: Path) -> Source:
     try:
         if path.is_dir():
             raise SourceError(f"{path}: is a folder; name the files in it that shall be analysed")
+        if path.exists() and not path.is_file():
+            # A pipe would be waited for, and can be read once only.
+            raise SourceError(f"{path}: is not a regular file; save what it gives to one first")
         with path.open("rb") as file:
             first_bytes = file.read(16)
     except OSError as error:

@@ -14,7 +14,7 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import all_missing, category
 from cptrace.sources.nsys_meta import FileInfo
-from cptrace.sources.nsys_raw import RawTable
+from cptrace.sources.nsys_raw import NO_ID, RawTable
 from cptrace.sources.nsys_sqlite import GRAPH, KERNEL, MEMCPY, MEMSET, OP_COLUMNS
 from cptrace.trace import Note
 
@@ -47,27 +47,27 @@ OpColumns = dict[str, Any]
 
 
 def make_ops(
-    tables: Sequence[RawTable], info: FileInfo, options: ReadOptions, notes: list[Note]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of device work and of ranks.
+    tables: Sequence[RawTable], info: FileInfo, options: ReadOptions
+) -> tuple[pd.DataFrame, pd.DataFrame, list[Note]]:
+    """Return the tables of device work and of ranks, and what a reader should know about them.
 
     Args:
         tables: What was read of `OP_TABLES`.
         info: What the file says about itself.
         options: How to read it.
-        notes: Where to add what a reader should know.
 
     Raises:
         TraceError: Device work has impossible times.
     """
+    notes: list[Note] = []
     parts = [part for raw in tables if len((part := _part(raw, info, options, notes))["start_ns"])]
     if not parts:
-        return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
+        return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS), notes
     names = [column for column in schema.OPS.column_names if column != "rank"]
     # Popped, so that no column is held twice for longer than it takes to join it.
     columns: OpColumns = {name: _join([part.pop(name) for part in parts]) for name in names}
     columns["rank"], ranks = _assign_ranks(columns["process"], columns["device"], info)
-    return schema.make_frame(schema.OPS, columns), ranks
+    return schema.make_frame(schema.OPS, columns), ranks, notes
 
 
 def _join(columns: list[Any]) -> Any:
@@ -86,6 +86,7 @@ def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]
     times = {name: raw.ints(name) for name in ("start_ns", "end_ns")}
     keep = _valid_times(raw, times, info, options, notes)
     columns: OpColumns = {name: raw.ints(name)[0] for name in OP_COLUMNS if name != "correlation_id"}
+    _check_ids(raw, {name: columns[name] for name in ("device", "context", "stream")})
     kind, special = OP_TABLES[raw.name]
     columns["correlation_id"] = raw.optional("correlation_id")
     columns["kind"] = category(np.zeros(raw.n_rows, np.int8), [kind])
@@ -93,6 +94,16 @@ def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]
     columns["is_peer_copy"] = np.zeros(raw.n_rows, bool)
     columns |= special(raw)
     return columns if keep is None else {name: column[keep] for name, column in columns.items()}
+
+
+def _check_ids(raw: RawTable, ids: dict[str, Int64Array]) -> None:
+    for name, values in ids.items():
+        for value in (int(values.min(initial=0)), int(values.max(initial=0))):
+            if not 0 <= value <= NO_ID:
+                raise TraceError(
+                    f"{raw.file.path}: {raw.name} has the {name} {value}, which is no id of 32 bits; the file was"
+                    " changed after the export: export the report again"
+                )
 
 
 def _kernel_columns(raw: RawTable) -> OpColumns:

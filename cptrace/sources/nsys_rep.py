@@ -75,8 +75,12 @@ def start(path: Path, options: ReadOptions) -> RepReading:
         )
     folder = tempfile.TemporaryDirectory(prefix="cptrace-")
     export = Path(folder.name, "export.sqlite")
-    _export(command, path, export, by_hand)
-    return RepReading(path, folder, nsys_sqlite.start(export, options))
+    try:
+        _export(command, path, export, by_hand)
+        return RepReading(path, folder, nsys_sqlite.start(export, options))
+    except SourceError:
+        folder.cleanup()
+        raise
 
 
 def _export(command: str, path: Path, export: Path, by_hand: str) -> None:
