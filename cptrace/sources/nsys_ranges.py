@@ -31,12 +31,11 @@ _DOMAIN_CREATE: Final = 75
 PROCESS_MASK: Final = ~0xFFFFFF
 
 
-def make_ranges(raw: RawTable, notes: list[Note]) -> pd.DataFrame:
-    """Return the table of ranges.
+def make_ranges(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
+    """Return the table of ranges, and what a reader should know about it.
 
     Args:
         raw: What was read of NVTX_EVENTS.
-        notes: Where to add what a reader should know.
     """
     event_type, _ = raw.ints("type")
     (start, _), (end, no_end), (thread, _) = (raw.ints(name) for name in ("start_ns", "end_ns", "thread"))
@@ -53,13 +52,14 @@ def make_ranges(raw: RawTable, notes: list[Note]) -> pd.DataFrame:
     }
     has_end = np.ones(len(end), bool) if no_end is None else ~no_end
     is_reversed = (kind >= 0) & (end < start) & has_end
+    notes = []
     if is_reversed.any():
         n_reversed = int(np.count_nonzero(is_reversed))
         notes.append(
             Note("dropped-rows", f"{raw.name}: ranges that end before they start were left out", n_reversed)
         )
     keep = (kind >= 0) & ~is_reversed
-    return schema.make_frame(schema.RANGES, _keep(columns, keep))
+    return schema.make_frame(schema.RANGES, _keep(columns, keep)), notes
 
 
 def _keep(columns: dict[str, Any], keep: BoolArray) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,8 @@ from cptrace.sources.nsys_sqlite import CUDA_EVENT, EXPECTED_TABLES, NVTX, RUNTI
 from cptrace.sources.sqlite_columns import PendingColumns, SqliteFile
 from cptrace.trace import Note, Trace
 
+Maker = Callable[[RawTable], tuple[pd.DataFrame, list[Note]]]
+
 _SYNC_KINDS: Final = ("context", "stream", "event", "stream_wait")
 
 
@@ -33,29 +37,27 @@ def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) ->
         SourceError: The file is damaged.
         TraceError: Device work has impossible times, or what a run recorded about itself cannot be understood.
     """
-    notes: list[Note] = []
     info = read_info(file)
 
     def take(name: str) -> RawTable | None:
         columns = pending.pop(name)
         return None if columns is None else RawTable(file, name, columns)
 
-    ranges = schema.empty_frame(schema.RANGES) if (raw := take(NVTX)) is None else make_ranges(raw, notes)
-    syncs = schema.empty_frame(schema.SYNCS) if (raw := take(SYNCHRONIZATION)) is None else _syncs(raw)
-    records = (
-        schema.empty_frame(schema.EVENT_RECORDS) if (raw := take(CUDA_EVENT)) is None else _event_records(raw)
-    )
-    calls = schema.empty_frame(schema.API_CALLS) if (raw := take(RUNTIME)) is None else _api_calls(raw, notes)
-    works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
-    ops, ranks = make_ops(works, info, options, notes)
+    def make(table: schema.Table, name: str, maker: Maker) -> tuple[pd.DataFrame, list[Note]]:
+        raw = take(name)
+        return (schema.empty_frame(table), []) if raw is None else maker(raw)
+
+    with ThreadPoolExecutor(len(_HOST_TABLES)) as pool:  # each as soon as it is read, beside the others
+        jobs = {table.name: pool.submit(make, table, name, maker) for table, name, maker in _HOST_TABLES}
+        works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
+        ops, ranks, notes = make_ops(works, info, options)
+        hosts = {name: job.result() for name, job in jobs.items()}
     missing = tuple(table for table in EXPECTED_TABLES if not file.has_rows(table))
-    meta = make_meta(file, info, missing, notes)
-    return Trace(
-        meta, ops=ops, api_calls=calls, syncs=syncs, event_records=records, ranges=ranges, ranks=ranks
-    )
+    meta = make_meta(file, info, missing, [*notes, *(note for _, some in hosts.values() for note in some)])
+    return Trace(meta, ops=ops, ranks=ranks, **{name: frame for name, (frame, _) in hosts.items()})
 
 
-def _api_calls(raw: RawTable, notes: list[Note]) -> pd.DataFrame:
+def _api_calls(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
     (start, _), (end, _), (thread, _) = (raw.ints(name) for name in ("start_ns", "end_ns", "thread"))
     columns: dict[str, Any] = {
         "start_ns": start,
@@ -66,16 +68,17 @@ def _api_calls(raw: RawTable, notes: list[Note]) -> pd.DataFrame:
         "name": raw.texts("name_id"),
     }
     is_reversed = end < start
+    notes = []
     if is_reversed.any():
         n_reversed = int(np.count_nonzero(is_reversed))
         notes.append(
             Note("dropped-rows", f"{raw.name}: calls that end before they start were left out", n_reversed)
         )
         columns = {name: column[~is_reversed] for name, column in columns.items()}
-    return schema.make_frame(schema.API_CALLS, columns)
+    return schema.make_frame(schema.API_CALLS, columns), notes
 
 
-def _syncs(raw: RawTable) -> pd.DataFrame:
+def _syncs(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
     (stream, has_stream), (event, has_event), (sync, has_sync) = (
         raw.ids(name) for name in ("stream", "event_id", "event_sync_id")
     )
@@ -92,10 +95,10 @@ def _syncs(raw: RawTable) -> pd.DataFrame:
         "event_sync_id": nullable(sync, ~has_sync),
         "correlation_id": raw.optional("correlation_id"),
     }
-    return schema.make_frame(schema.SYNCS, columns)
+    return schema.make_frame(schema.SYNCS, columns), []
 
 
-def _event_records(raw: RawTable) -> pd.DataFrame:
+def _event_records(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
     sync, has_sync = raw.ids("event_sync_id")
     columns: dict[str, Any] = {
         "process": raw.ints("process")[0],
@@ -105,4 +108,12 @@ def _event_records(raw: RawTable) -> pd.DataFrame:
         "event_sync_id": nullable(sync, ~has_sync),
         "correlation_id": raw.optional("correlation_id"),
     }
-    return schema.make_frame(schema.EVENT_RECORDS, columns)
+    return schema.make_frame(schema.EVENT_RECORDS, columns), []
+
+
+_HOST_TABLES: Final[tuple[tuple[schema.Table, str, Maker], ...]] = (
+    (schema.RANGES, NVTX, make_ranges),
+    (schema.SYNCS, SYNCHRONIZATION, _syncs),
+    (schema.EVENT_RECORDS, CUDA_EVENT, _event_records),
+    (schema.API_CALLS, RUNTIME, _api_calls),
+)
