@@ -40,6 +40,8 @@ class TraceMeta:
         clock: Clock of an emulated run (`real`, `paced`, `virtual`), else None.
         run: What an instrumented run recorded about itself, empty for other traces.
         session_start_utc_ns: Wall-clock time of time 0, in ns since 1970, good to milliseconds across hosts.
+        trace_name: Name that the tool gave the trace, where the file says so.
+        record_again: How to record such a trace so that nothing is missing.
         missing_tables: Source tables that are absent or empty, in the source's own names.
         notes: What a reader should know.
     """
@@ -52,6 +54,8 @@ class TraceMeta:
     clock: str | None = None
     run: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     session_start_utc_ns: int | None = None
+    trace_name: str | None = None
+    record_again: str = "nsys profile --trace=cuda,nvtx"
     missing_tables: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 

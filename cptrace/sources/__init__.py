@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cptrace.errors import SourceError, UsageError
 from cptrace.requests import ReadOptions
-from cptrace.sources import nsys_rep, nsys_sqlite
+from cptrace.sources import kineto_json, nsys_rep, nsys_sqlite
 from cptrace.sources.base import Reading, Source
 
 if TYPE_CHECKING:
     from cptrace.trace import Trace
 
-SOURCES: Final[tuple[Source, ...]] = (nsys_sqlite.SOURCE, nsys_rep.SOURCE)
+SOURCES: Final[tuple[Source, ...]] = (nsys_sqlite.SOURCE, nsys_rep.SOURCE, kineto_json.SOURCE)
 
 __all__ = ["SOURCES", "Reading", "Readings", "Source", "read_trace", "start_reading"]
 

@@ -1,0 +1,72 @@
+"""What a PyTorch profiler trace says about itself: versions, time 0, devices and its place in a distributed job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from cptrace.sources.kineto_events import as_integer
+from cptrace.sources.kineto_text import Document, decode_value
+from cptrace.sources.sqlite_columns import decode_text
+
+_MAX_RANK: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What a file says about itself.
+
+    Attributes:
+        path: Path of the file.
+        schema_version: Version of its layout.
+        base_ns: UTC of time 0 in ns since 1970, where times are relative.
+        trace_name: Path that it was exported to.
+        device_names: Name of each GPU of the machine.
+        rank: Rank of the process in its job.
+        world_size: Number of ranks in the job; 0 where it is not said.
+    """
+
+    path: Path
+    schema_version: str | None
+    base_ns: int | None
+    trace_name: str | None
+    device_names: Mapping[int, str]
+    rank: int | None
+    world_size: int
+
+    @property
+    def display_path(self) -> str:
+        """The path as text; names of files need not be UTF-8, reports are."""
+        return decode_text(os.fsencode(self.path))
+
+
+def read_info(path: Path, document: Document) -> FileInfo:
+    """Return what a file says about itself; what is of another type than it should be counts as missing.
+
+    Args:
+        path: Path of the file.
+        document: Its top level.
+    """
+    version, name = decode_value(document.schema_version), decode_value(document.trace_name)
+    job = decode_value(document.distributed_info)
+    job = job if isinstance(job, dict) else {}
+    rank, world_size = as_integer(job.get("rank")), as_integer(job.get("world_size"))
+    return FileInfo(
+        path=path,
+        schema_version=None if version is None else str(version),
+        base_ns=as_integer(decode_value(document.base_time_nanoseconds)),
+        trace_name=name if isinstance(name, str) else None,
+        device_names=MappingProxyType(_device_names(decode_value(document.device_properties))),
+        rank=rank if rank is not None and 0 <= rank < _MAX_RANK else None,
+        world_size=world_size if world_size is not None and 0 <= world_size < _MAX_RANK else 0,
+    )
+
+
+def _device_names(devices: Any) -> dict[int, str]:
+    entries = [entry for entry in devices if isinstance(entry, dict)] if isinstance(devices, list) else []
+    named = [(as_integer(entry.get("id")), entry.get("name")) for entry in entries]
+    return {number: name for number, name in named if number is not None and isinstance(name, str)}

@@ -1,0 +1,161 @@
+"""Device work of a PyTorch profiler trace: kernels, copies and memsets, and whose ranks they are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import schema
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.launches import Key, lookup
+from cptrace.sources.columns import category, nullable
+from cptrace.sources.kineto_file import FileInfo
+from cptrace.sources.kineto_raw import RawEvents
+
+KERNEL: Final = "kernel"
+_OP_KINDS: Final = {
+    "kernel": KERNEL,
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+}
+_PEER: Final = "memcpy PtoP"
+_COPY: Final = re.compile(r"(?i)(memcpy)(?: (\w+)to(\w+))?|(memset)")
+
+# Sizes in bytes of what c10d calls its element types.
+_ELEMENT_BYTES: Final = {
+    1: "Byte Char Bool QInt8 QUInt8 Float8_e5m2 Float8_e4m3fn Float8_e5m2fnuz Float8_e4m3fnuz Float8_e8m0fnu",
+    2: "Short Half BFloat16 UInt16",
+    4: "Int Float UInt32 ComplexHalf QInt32",
+    8: "Long Double UInt64 ComplexFloat",
+    16: "ComplexDouble",
+}
+_BYTES_OF: Final = {name.lower(): size for size, names in _ELEMENT_BYTES.items() for name in names.split()}
+_MAX_ELEMENTS: Final = 2**58
+
+
+def make_ops(
+    raw: RawEvents, calls: RawEvents, main_pid: int, info: FileInfo
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables of device work and of ranks.
+
+    Args:
+        raw: Device work with possible times.
+        calls: Host calls; they tell processes apart where the file is of several.
+        main_pid: Process of most host events.
+        info: What the file says about itself.
+    """
+    if not raw.n_rows:
+        return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
+    codes, categories = raw.coded("category")
+    device = raw.first_of("device", "in_device", "pid")
+    process = _processes(raw, device, calls, main_pid)
+    rank, ranks = _assign_ranks(process, device, info)
+    names, is_peer = _names(raw)
+    columns: dict[str, Any] = {
+        "start_ns": raw.ints("start_ns"),
+        "end_ns": raw.ints("end_ns"),
+        "rank": rank,
+        "process": process,
+        "device": device,
+        "context": raw.ints("context"),  # AMD has none: 0 for all
+        "stream": raw.first_of("stream", "tid"),
+        "correlation_id": raw.optional("correlation"),
+        "kind": category(codes, [_OP_KINDS[name] for name in categories]),
+        "name": names,
+        "bytes": _bytes(raw),
+        "is_peer_copy": is_peer,
+    }
+    return schema.make_frame(schema.OPS, columns), ranks
+
+
+def _names(raw: RawEvents) -> tuple[pd.Categorical, BoolArray]:
+    """Return the names of ops, copies by their direction as in other sources, and which copy to another device."""
+    kinds, categories = raw.coded("category")
+    is_kernel = np.array([_OP_KINDS[name] == KERNEL for name in categories], bool)[kinds]
+    codes, texts = raw.coded("name")
+    directions = [_direction(text) for text in texts]
+    unnamed = 2 * len(texts) + 1 - is_kernel  # a name for kernels without one, and one for copies
+    slot = np.where(codes < 0, unnamed, codes + np.where(is_kernel, 0, len(texts)))
+    names = category(slot, [*texts, *directions, "(unnamed kernel)", "(unnamed copy)"])
+    is_peer = np.array([direction == _PEER for direction in (*directions, "")], bool)[codes] & ~is_kernel
+    is_known = raw.is_there("from_device") & raw.is_there("to_device")
+    return names, is_peer | (is_known & (raw.ints("from_device") != raw.ints("to_device")) & ~is_kernel)
+
+
+def _direction(text: str) -> str:
+    """Return `memcpy HtoD` for `Memcpy HtoD (Pageable -> Device)`, `memset` for `Memset (Device)`."""
+    match = _COPY.match(text)
+    if match is None:
+        return text
+    if match[4]:
+        return "memset"
+    return f"memcpy {match[2]}to{match[3]}" if match[2] else "memcpy"
+
+
+def _bytes(raw: RawEvents) -> pd.arrays.IntegerArray:
+    """Return what a copy or memset moves, and what a rank hands to a collective."""
+    codes, texts = raw.coded("dtype")
+    size = np.array([*(_BYTES_OF.get(text.lower(), 0) for text in texts), 0], np.int64)[codes]
+    n_elements = raw.ints("n_elements")
+    is_message = raw.is_there("n_elements") & (size > 0) & (n_elements >= 0) & (n_elements <= _MAX_ELEMENTS)
+    message = np.where(is_message, n_elements, 0) * size
+    is_copied = raw.is_there("bytes") & (raw.ints("bytes") >= 0)
+    return nullable(np.where(is_copied, raw.ints("bytes"), message), ~(is_copied | is_message))
+
+
+def _processes(raw: RawEvents, device: Int64Array, calls: RawEvents, main_pid: int) -> Int64Array:
+    """Return the host process of each op. The events of a device do not name it: a trace is usually of one process.
+
+    Where traces of several were merged into one file, a device belongs to the process that launched most of its work.
+    """
+    process = np.full(raw.n_rows, main_pid, np.int64)
+    pids = np.unique(calls.ints("pid")[calls.is_there("pid")])
+    if len(pids) < 2:
+        return process
+    n_launched = np.stack([_is_launched_by(pid, raw, calls) for pid in pids.tolist()])
+    for ordinal in np.unique(device).tolist():
+        mine = device == ordinal
+        process[mine] = pids[np.argmax(n_launched[:, mine].sum(axis=1))]
+    return process
+
+
+def _is_launched_by(pid: int, raw: RawEvents, calls: RawEvents) -> BoolArray:
+    """Return which ops a call of the process may have launched: one of the same correlation id, and not later."""
+    is_mine = calls.is_there("pid") & (calls.ints("pid") == pid) & calls.is_there("correlation")
+    keys = Key(np.zeros(calls.n_rows, np.int64), calls.ints("correlation"), is_mine)
+    wanted = Key(np.zeros(raw.n_rows, np.int64), raw.ints("correlation"), raw.is_there("correlation"))
+    call, is_known = lookup(keys, wanted)
+    return is_known & (calls.ints("start_ns")[call] <= raw.ints("start_ns"))
+
+
+def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
+    """Return the rank of each op and the table of ranks.
+
+    The recorded rank is that of the process; of its devices the one with the most ops has it. Others, which a process
+    may touch by accident, are counted on behind the ranks of the job.
+    """
+    (device_slot, devices), (process_slot, processes) = (
+        pd.factorize(x, sort=True) for x in (device, process)
+    )
+    slot, pairs = pd.factorize(device_slot * len(processes) + process_slot, sort=True)
+    is_recorded = np.zeros(len(pairs), bool)
+    rank = np.arange(len(pairs))
+    if info.rank is not None and len(processes) == 1:
+        is_recorded[np.argmax(np.bincount(slot))] = True
+        first = max(info.world_size, info.rank + 1)
+        rank = np.where(is_recorded, info.rank, first + np.cumsum(~is_recorded) - 1)
+    names = [info.device_names.get(ordinal, "") for ordinal in devices[pairs // len(processes)].tolist()]
+    columns: dict[str, Any] = {
+        "rank": rank.astype(np.int32),
+        "process": processes[pairs % len(processes)],
+        "pid": processes[pairs % len(processes)],
+        "device": devices[pairs // len(processes)],
+        "device_name": category(np.array([i if name else -1 for i, name in enumerate(names)]), names),
+        "is_recorded": is_recorded,
+    }
+    return columns["rank"][slot], schema.make_frame(schema.RANKS, columns)

@@ -1,0 +1,146 @@
+"""Makes a Trace of the events of a PyTorch profiler trace."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import schema
+from cptrace.requests import ReadOptions
+from cptrace.sources.columns import all_missing, category, nullable
+from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
+from cptrace.sources.kineto_file import FileInfo
+from cptrace.sources.kineto_ops import make_ops
+from cptrace.sources.kineto_raw import RawEvents, keep_possible
+from cptrace.sources.kineto_syncs import make_event_records, make_syncs
+from cptrace.trace import Note, Trace, TraceMeta
+
+_EXPECTED: Final = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_sync", "user_annotation")
+# What other versions and devices call the same.
+_TODAY: Final = {
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    **dict.fromkeys((*CALLS.categories,), "cuda_runtime"),
+    **dict.fromkeys(("cpu_op", "operator"), "user_annotation"),
+}
+_THREAD_BITS: Final = 32
+_RECORD_AGAIN: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+_MAX_UNKNOWN: Final = 5
+# Times before 2001 cannot be absolute ones: the format is younger.
+_EARLIEST_UTC_NS: Final = 10**18
+
+
+def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOptions) -> Trace:
+    """Return the trace that a file holds.
+
+    Args:
+        name: Name of the source.
+        info: What the file says about itself.
+        tables: Its events.
+        options: How to read it.
+
+    Raises:
+        TraceError: Device work has impossible times.
+    """
+    notes = _notes(tables)
+
+    def take(kind: Kind, what: str) -> RawEvents:
+        raw = RawEvents(info.path, what, tables.finish(kind))
+        return keep_possible(raw, options, notes, is_device=kind is DEVICE)
+
+    works, calls, ranges = take(DEVICE, "device events"), take(CALLS, "API calls"), take(RANGES, "ranges")
+    syncs = take(SYNCS, "synchronisations")
+    records = RawEvents(info.path, "event records", tables.finish(RECORDS))  # their times mean nothing
+    pid = _main_pid(tables, calls, ranges)
+    ops, ranks = make_ops(works, calls, pid, info)
+    missing = tuple(
+        category for category in _EXPECTED if category not in _categories(works, calls, syncs, ranges)
+    )
+    return Trace(
+        _meta(name, info, ops, missing, notes),
+        ops=ops,
+        api_calls=_api_calls(calls, pid),
+        syncs=make_syncs(syncs, pid),
+        event_records=make_event_records(records, syncs, pid),
+        ranges=_ranges(ranges, pid),
+        ranks=ranks,
+    )
+
+
+def _meta(
+    name: str, info: FileInfo, ops: pd.DataFrame, missing: tuple[str, ...], notes: list[Note]
+) -> TraceMeta:
+    # Without a base, times have counted from 1970 since the format exists; AMD's once counted from the boot.
+    is_absolute = not ops.empty and int(ops["start_ns"].iloc[0]) >= _EARLIEST_UTC_NS
+    return TraceMeta(
+        path=info.display_path,
+        format=name,
+        schema_version=info.schema_version,
+        session_start_utc_ns=(0 if is_absolute else None) if info.base_ns is None else info.base_ns,
+        trace_name=info.trace_name,
+        record_again=_RECORD_AGAIN,
+        missing_tables=missing,
+        notes=tuple(notes),
+    )
+
+
+def _notes(tables: EventTables) -> list[Note]:
+    notes = []
+    if tables.n_malformed:
+        text = "events that are no objects of the expected types were left out"
+        notes.append(Note("dropped-rows", text, tables.n_malformed))
+    if tables.n_unknown:
+        common = sorted(tables.n_unknown.items(), key=lambda item: (-item[1], item[0]))[:_MAX_UNKNOWN]
+        names = ", ".join(f"{category or '(none)'} ({count})" for category, count in common)
+        text = f"events of categories that are not known were left out: {names}"
+        notes.append(Note("unknown-categories", text, tables.n_unknown.total()))
+    return notes
+
+
+def _categories(*tables: RawEvents) -> set[str]:
+    """Return the categories that occur, by the names that Kineto gives them today."""
+    found = [raw.coded("category") for raw in tables]
+    there = {texts[code] for codes, texts in found for code in np.unique(codes).tolist()}
+    return there | {_TODAY[category] for category in there if category in _TODAY}
+
+
+def _main_pid(tables: EventTables, *host: RawEvents) -> int:
+    """Return the process that the trace is of: that of most host events, else the one labelled as the CPU's, else 0."""
+    for raw in host:
+        pids, counts = np.unique(raw.ints("pid")[raw.is_there("pid")], return_counts=True)
+        if len(pids):
+            return int(pids[np.argmax(counts)])
+    return min(tables.host_pids, default=0)
+
+
+def _host_columns(raw: RawEvents, main_pid: int) -> dict[str, Any]:
+    pid = np.where(raw.is_there("pid"), raw.ints("pid"), main_pid)
+    return {
+        "start_ns": raw.ints("start_ns"),
+        "process": pid,
+        # Threads of different processes, in a file of several, may have one id.
+        "thread": (pid << _THREAD_BITS) | (raw.ints("tid") & (2**_THREAD_BITS - 1)),
+        "name": raw.texts("name"),
+    }
+
+
+def _api_calls(raw: RawEvents, main_pid: int) -> pd.DataFrame:
+    columns = {
+        **_host_columns(raw, main_pid),
+        "end_ns": raw.ints("end_ns"),
+        "correlation_id": raw.optional("correlation"),
+    }
+    return schema.make_frame(schema.API_CALLS, columns)
+
+
+def _ranges(raw: RawEvents, main_pid: int) -> pd.DataFrame:
+    columns = {
+        **_host_columns(raw, main_pid),
+        "end_ns": nullable(raw.ints("end_ns"), None),
+        "kind": category(np.zeros(raw.n_rows, np.int8), ["push_pop"]),
+        "domain": category(np.full(raw.n_rows, -1), []),
+        "payload": all_missing(raw.n_rows),
+    }
+    return schema.make_frame(schema.RANGES, columns)
