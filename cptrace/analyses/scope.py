@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,11 +107,13 @@ def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
     """
     if not trace.ops.empty:
         return None
-    missing = tuple(table for table in trace.meta.missing_tables if "KERNEL" in table or "MEM" in table)
+    missing = tuple(
+        table for table in trace.meta.missing_tables if re.search("(?i)kernel|mem(cpy|set)", table)
+    )
     return NotApplicable(
         analysis,
         f"it needs device work, but {trace.meta.path} has no kernel, copy or memset"
-        f" ({', '.join(missing) or 'no such rows'}); record again with: nsys profile --trace=cuda,nvtx"
+        f" ({', '.join(missing) or 'no such rows'}); record again with: {trace.meta.record_again}"
         " (under WSL and in some containers the GPU's counters are not accessible)",
         missing,
     )

@@ -24,6 +24,7 @@ DEFAULT_PATTERN: Final = re.compile(
 # What any such name begins with: a quick first look at what may be a million distinct names.
 _CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
 _MAX_EXAMPLES: Final = 5
+_RANGE_TABLES: Final = ("NVTX_EVENTS", "user_annotation")
 COLUMNS: Final = ("rank", "step", "name", "start_ns", "end_ns", "n_ops")
 
 
@@ -53,8 +54,8 @@ def find_steps(
         return NotApplicable(
             "steps",
             "step ranges were found, but no launch of device work was recorded that would tie the work to them;"
-            " record again with: nsys profile --trace=cuda,nvtx",
-            tuple(table for table in trace.meta.missing_tables if "RUNTIME" in table),
+            f" record again with: {trace.meta.record_again}",
+            tuple(table for table in trace.meta.missing_tables if "RUNTIME" in table.upper()),
         )
     return _project(trace.ops, trace.api_calls, launches, ranges)
 
@@ -64,13 +65,14 @@ def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame 
     if trace.ranges.empty:
         if pattern is not None:
             raise UsageError(
-                f"--step-range {pattern.pattern!r}: {trace.meta.path} has no NVTX ranges; record with --trace=cuda,nvtx"
+                f"--step-range {pattern.pattern!r}: {trace.meta.path} has no NVTX ranges; record with:"
+                f" {trace.meta.record_again}"
             )
         return NotApplicable(
             "steps",
-            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0') and record with"
-            " --trace=cuda,nvtx",
-            ("NVTX_EVENTS",),
+            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0'), or prof.step() under"
+            f" the PyTorch profiler, and record with: {trace.meta.record_again}",
+            tuple(table for table in trace.meta.missing_tables if table in _RANGE_TABLES),
         )
     ranges = closed_ranges(trace.ranges[_is_step(trace.ranges["name"], pattern)])
     ranges = ranges[ranges["kind"] != "mark"]

@@ -36,6 +36,7 @@ _ELEMENT_BYTES: Final = {
 }
 _BYTES_OF: Final = {name.lower(): size for size, names in _ELEMENT_BYTES.items() for name in names.split()}
 _MAX_ELEMENTS: Final = 2**58
+_END_OF_IDS: Final = 2**32
 
 
 def make_ops(
@@ -52,7 +53,7 @@ def make_ops(
     if not raw.n_rows:
         return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
     codes, categories = raw.coded("category")
-    device = raw.first_of("device", "in_device", "pid")
+    device = _small(raw.first_of("device", "in_device", "pid"))
     process = _processes(raw, device, calls, main_pid)
     rank, ranks = _assign_ranks(process, device, info)
     names, is_peer = _names(raw)
@@ -62,8 +63,8 @@ def make_ops(
         "rank": rank,
         "process": process,
         "device": device,
-        "context": raw.ints("context"),  # AMD has none: 0 for all
-        "stream": raw.first_of("stream", "tid"),
+        "context": _small(raw.ints("context")),  # AMD has none: 0 for all
+        "stream": _small(raw.first_of("stream", "tid")),
         "correlation_id": raw.optional("correlation"),
         "kind": category(codes, [_OP_KINDS[name] for name in categories]),
         "name": names,
@@ -71,6 +72,13 @@ def make_ops(
         "is_peer_copy": is_peer,
     }
     return schema.make_frame(schema.OPS, columns), ranks
+
+
+def _small(ids: Int64Array) -> Int64Array:
+    """Return ids of 32 bits as they are; where some are addresses, as other makers' are, numbers in their place."""
+    if not len(ids) or 0 <= ids.min() <= ids.max() < _END_OF_IDS:
+        return ids
+    return pd.factorize(ids, sort=True)[0].astype(np.int64)
 
 
 def _names(raw: RawEvents) -> tuple[pd.Categorical, BoolArray]:
