@@ -50,6 +50,10 @@ def _rule(name: str, role: str, pattern: str) -> Rule:
     return Rule(name, role, re.compile(pattern))
 
 
+_ATTENTION: Final = re.compile(r"(?i)flash|fmha|sdpa|attention|attn")
+# Kernels of CUTLASS and CK are one function each; what they compute is its template argument (FlashAttention 3 is one).
+_WRAPPER: Final = re.compile(r"cutlass::(device_kernel|Kernel2?)|ck_tile::kentry")
+
 KERNEL_RULES: Final[tuple[Rule, ...]] = (
     # ncclKernel_*, ncclDevKernel_*, ncclSymDevKernel_*, ncclSymkDevKernel_*; ncclAllReduceRingLLKernel_* before 2.8;
     # RCCL keeps NCCL's names.
@@ -66,7 +70,7 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
     # Names of fused kernels list the graph nodes they came from, collectives among them: they do not communicate.
     _rule("inductor", COMPUTE, r"^triton_([a-z]+_)?fused_|^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
     _rule("named-collective", COMM, r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv"),
-    _rule("attention", COMPUTE, r"(?i)flash|fmha|sdpa|attention|attn"),
+    Rule("attention", COMPUTE, _ATTENTION),
     _rule(
         "gemm", COMPUTE, r"(?i)gemm|nvjet|cutlass|cublas|xmma|wgmma|splitK|^Cijk_|gemv|(^|_)s\d+(16|88)[a-z]+"
     ),
@@ -157,6 +161,8 @@ def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
 
 def _rule_of_kernel(name: str) -> int:
     function = function_name(name)
+    if _WRAPPER.fullmatch(function) and _ATTENTION.search(name):
+        return RULE_NAMES.index("attention")
     return next(
         (index for index, rule in enumerate(KERNEL_RULES) if rule.pattern.search(function)),
         RULE_NAMES.index(FALLBACK),
