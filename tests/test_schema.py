@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cptrace import schema
@@ -45,6 +45,7 @@ def make(table, rows):
 
 
 @pytest.mark.parametrize("table", schema.TABLES, ids=lambda table: table.name)
+@settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 10))
 def test_order_of_rows_does_not_matter(table, data, seed):
     """Ties in every key but the last must not leave the order to chance."""

@@ -104,7 +104,7 @@ COPIES = {"DtoD": (8, 0, 0), "HtoD": (1, None, 0), "peer": (10, None, None), "be
 """Kind, source and destination device of copies."""
 
 SETTINGS = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 
 
