@@ -99,12 +99,13 @@ def analyze_readings(readings: Readings, request: ScopeRequest | None = None) ->
 def _number_ranks(trace: Trace, paths: dict[int, str]) -> Trace:
     """Return the trace with ranks that no earlier trace has, and add them to the paths of ranks.
 
-    Ranks recorded with a run keep their numbers; the others are counted on from file to file.
+    Ranks recorded with a run keep their numbers; the others are counted on from file to file. They keep theirs where
+    those are free: a source that knows the size of the job numbers what is no rank of it from there on.
     """
     ranks, is_recorded = (trace.ranks[name].to_numpy() for name in ("rank", "is_recorded"))
-    taken = [*paths, *ranks[is_recorded].tolist()]
-    counted = max(taken, default=-1) + np.cumsum(~is_recorded)
-    numbers = np.where(is_recorded, ranks, counted).astype(ranks.dtype)
+    first_free = max([*paths, *ranks[is_recorded].tolist()], default=-1) + 1
+    shift = first_free - int(ranks[~is_recorded].min(initial=first_free))
+    numbers = np.where(is_recorded, ranks, ranks + shift).astype(ranks.dtype)
     for number in numbers.tolist():
         if number in paths:
             raise TraceError(

@@ -146,5 +146,7 @@ def _decimal(text: Text) -> Decimal | None:
         number = Decimal(raw.decode("ascii").strip('"'))
     except (InvalidOperation, UnicodeDecodeError):
         return None
-    # Far exponents would make integers of any length; none of them is a time.
-    return number if number.is_finite() and -_MAX_TEXT < number.adjusted() < _MAX_TEXT else None
+    # Far exponents would make integers of any length: such a number is no time, or nothing beside one.
+    if not number.is_finite() or number.adjusted() > _MAX_TEXT:
+        return None
+    return number if number.adjusted() > -_MAX_TEXT else Decimal(0)
