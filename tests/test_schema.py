@@ -45,7 +45,7 @@ def make(table, rows):
 
 
 @pytest.mark.parametrize("table", schema.TABLES, ids=lambda table: table.name)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 10))
 def test_order_of_rows_does_not_matter(table, data, seed):
     """Ties in every key but the last must not leave the order to chance."""
