@@ -71,9 +71,7 @@ def start(path: Path, options: ReadOptions) -> KinetoReading:
     """
     from cptrace.sources.kineto_text import is_json_object
 
-    with path.open("rb") as file:
-        first_bytes = file.read(len(_GZIP_MAGIC))
-    if not is_json_object(path, first_bytes):
+    if not is_json_object(path):
         raise SourceError(
             f"{path}: no JSON object, as the PyTorch profiler writes it; name a file that prof.export_chrome_trace"
             " wrote"

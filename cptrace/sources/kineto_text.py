@@ -23,9 +23,9 @@ Text: TypeAlias = "bytes | bytearray | mmap.mmap | memoryview"
 T = TypeVar("T")
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 _EXPORT: Final = "export the trace again with prof.export_chrome_trace"
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _FIRST_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
 _RUN_BYTES: Final = 1 << 22
@@ -59,22 +59,20 @@ class Document(msgspec.Struct, rename="camel"):
 _DOCUMENTS: Final = msgspec.json.Decoder(Document)
 
 
-def is_json_object(path: Path, first_bytes: bytes) -> bool:
+def is_json_object(path: Path) -> bool:
     """Return whether a file, gzip or plain, begins like a JSON object.
 
     Args:
         path: Path of the file.
-        first_bytes: Its first bytes.
 
     Raises:
         SourceError: The file is a gzip file that cannot be unpacked.
     """
+    with path.open("rb") as file:
+        first_bytes = file.read(_FIRST_BYTES)
     if first_bytes.startswith(GZIP_MAGIC):
         first_bytes = next(_unpacked(path, _FIRST_BYTES), b"")
-    elif not first_bytes.strip():
-        with path.open("rb") as file:
-            first_bytes = file.read(_FIRST_BYTES)
-    return first_bytes.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"{")
+    return first_bytes.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{")
 
 
 def read_document(path: Path, is_wanted: Callable[[], bool]) -> Document:
@@ -176,8 +174,8 @@ def _unpacked(path: Path, block_bytes: int) -> Iterator[bytes]:
 
 
 def _decode(text: Text) -> Document:
-    if bytes(text[: len(_BYTE_ORDER_MARK)]) == _BYTE_ORDER_MARK:
-        text = memoryview(text)[len(_BYTE_ORDER_MARK) :]
+    if bytes(text[: len(BYTE_ORDER_MARK)]) == BYTE_ORDER_MARK:
+        text = memoryview(text)[len(BYTE_ORDER_MARK) :]
     try:
         return _DOCUMENTS.decode(text)
     except msgspec.DecodeError:
