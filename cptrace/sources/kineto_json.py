@@ -25,6 +25,7 @@ from cptrace.sources.base import Source
 if TYPE_CHECKING:
     from cptrace.sources.kineto_events import EventTables
     from cptrace.sources.kineto_file import FileInfo
+    from cptrace.sources.kineto_text import Document
     from cptrace.trace import Trace
 
 NAME: Final = "kineto_json"
@@ -86,11 +87,24 @@ def start(path: Path, options: ReadOptions) -> KinetoReading:
 def _read(
     path: Path, progress: Callable[[int, int], None] | None, is_wanted: Callable[[], bool]
 ) -> tuple[FileInfo, EventTables]:
-    from cptrace.sources.kineto_events import EventTables, decode_events
     from cptrace.sources.kineto_file import read_info
-    from cptrace.sources.kineto_text import event_runs, read_document
+    from cptrace.sources.kineto_text import read_document
 
-    document = read_document(path, is_wanted)
+    try:
+        document = read_document(path, is_wanted)
+        return read_info(path, document), _read_events(document, progress, is_wanted)
+    except RecursionError as error:
+        raise SourceError(
+            f"{path}: damaged JSON (nested a thousand levels deep); copy the file again"
+        ) from error
+
+
+def _read_events(
+    document: Document, progress: Callable[[int, int], None] | None, is_wanted: Callable[[], bool]
+) -> EventTables:
+    from cptrace.sources.kineto_events import EventTables, decode_events
+    from cptrace.sources.kineto_text import event_runs
+
     tables, n_read = EventTables(), 0
     for (events, n_malformed), done in event_runs(document.trace_events, decode_events):
         tables.add(events, n_malformed)
@@ -99,7 +113,7 @@ def _read(
             progress(n_read, round(n_read / done))
         if not is_wanted():
             break
-    return read_info(path, document), tables
+    return tables
 
 
 def _recognises(path: Path, first_bytes: bytes) -> bool:

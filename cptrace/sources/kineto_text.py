@@ -30,10 +30,13 @@ _FIRST_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
 _RUN_BYTES: Final = 1 << 22
 _BETWEEN_OBJECTS: Final = re.compile(rb"\}\s*,\s*(?=\{)")
-# The first releases of Kineto wrote what C++ prints for a division by zero, and a bare N/A; neither is JSON.
-_NOT_JSON: Final = re.compile(rb'(":\s*)(?:-?inf|-?nan|-?Infinity|NaN|N/A)(?=\s*[,}])')
-
-_SURROGATES: Final = re.compile(r"(?i)(\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
+# What versions of Kineto wrote that is no JSON: what C++ prints for a division by zero and a bare N/A; line breaks and
+# backslashes in names; halves of the pairs that UTF-16 needs. It is mended where a file cannot be read otherwise.
+_NO_NUMBER: Final = re.compile(rb'(":\s*)(?:-?inf|-?nan|-?Infinity|NaN|N/A)(?=\s*[,}])')
+_ESCAPE: Final = re.compile(
+    rb'(?i)(\\ud[89ab]..\\ud[c-f]..|\\u(?!d[89a-f])[0-9a-f]{4}|\\["\\/bfnrt])|(\\u[0-9a-f]{4})|\\'
+)
+_CONTROLS_AS_BLANKS: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 
 class Document(msgspec.Struct, rename="camel"):
@@ -91,12 +94,8 @@ def read_document(path: Path, is_wanted: Callable[[], bool]) -> Document:
     try:
         document = _decode(text)
     except msgspec.DecodeError as error:
-        is_short = "truncated" in str(error)
-        what = (
-            f"the file is cut short after {len(text):,} bytes of JSON"
-            if is_short
-            else f"damaged JSON ({error})"
-        )
+        cut = f"the file is cut short after {len(text):,} bytes of JSON"
+        what = cut if _is_cut_short(error) else f"damaged JSON ({error})"
         raise SourceError(f"{path}: {what}; copy it again, or {_EXPORT}") from error
     if bytes(memoryview(document.trace_events)[:1]) != b"[":
         raise SourceError(
@@ -118,13 +117,12 @@ def decode_value(raw: msgspec.Raw) -> Any:
 
 
 def as_utf8(raw: msgspec.Raw) -> bytes:
-    """Return a text in UTF-8; what is none, or half of a pair that UTF-16 needs, is replaced by U+FFFD.
+    """Return a text in UTF-8; what is none is replaced by U+FFFD.
 
     Args:
         raw: Text of JSON.
     """
-    text = bytes(raw).decode("utf-8", "replace")
-    return _SURROGATES.sub(lambda match: match[1] or "\ufffd", text).encode()
+    return bytes(raw).decode("utf-8", "replace").encode()
 
 
 def event_runs(events: msgspec.Raw, decode: Callable[[bytes], T | None]) -> Iterator[tuple[T, float]]:
@@ -178,7 +176,25 @@ def _decode(text: Text) -> Document:
         text = memoryview(text)[len(BYTE_ORDER_MARK) :]
     try:
         return _DOCUMENTS.decode(text)
-    except msgspec.DecodeError:
-        if _NOT_JSON.search(text) is None:
+    except msgspec.DecodeError as error:
+        mended = None if _is_cut_short(error) else _mend(text)
+        if mended is None:
             raise
-    return _DOCUMENTS.decode(_NOT_JSON.sub(rb"\1null", text))
+        return mended
+
+
+def _is_cut_short(error: msgspec.DecodeError) -> bool:
+    return "truncated" in str(error)
+
+
+def _mend(text: Text) -> Document | None:
+    """Return the document in a text that is nearly JSON, None where it is not."""
+    mended = _NO_NUMBER.sub(rb"\1null", bytes(text).translate(_CONTROLS_AS_BLANKS))
+    try:
+        return _DOCUMENTS.decode(_ESCAPE.sub(_mend_escape, mended))
+    except msgspec.DecodeError:
+        return None
+
+
+def _mend_escape(match: re.Match[bytes]) -> bytes:
+    return match[1] or (rb"\ufffd" if match[2] else rb"\\")
