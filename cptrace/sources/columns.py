@@ -32,14 +32,15 @@ def all_missing(n_rows: int) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(np.zeros(n_rows, np.int64), np.ones(n_rows, bool))
 
 
-def category(codes: npt.NDArray[np.integer], texts: Sequence[str] | pa.Array) -> pd.Categorical:
+def category(codes: npt.NDArray[np.integer], texts: Sequence[str | None] | pa.Array) -> pd.Categorical:
     """Return a categorical column from codes into texts.
 
     Args:
         codes: Integers of shape (N,), -1 where missing.
-        texts: Text of each code; the same text may stand at several codes.
+        texts: Text of each code, None for a missing value; the same text may stand at several codes.
     """
     encoded = pa.array(texts, pa.string()).dictionary_encode()
-    new_codes = np.append(encoded.indices.to_numpy(), -1).astype(np.int32)  # code -1 finds the last element
+    # Code -1 finds the last element.
+    new_codes = np.append(encoded.indices.fill_null(-1).to_numpy(), -1).astype(np.int32)
     dtype = pd.CategoricalDtype(pd.Index(encoded.dictionary.to_pandas(), dtype="str"))
     return pd.Categorical.from_codes(new_codes[codes], dtype=dtype, validate=False)

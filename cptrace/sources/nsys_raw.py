@@ -102,10 +102,7 @@ class RawTable:
         ids, is_missing = self.ints(name)
         slot, unique = pd.factorize(ids)
         found = self.file.strings(STRINGS, unique.tolist()) if STRINGS in self.file.columns else {}
-        texts = [found.get(key, "") for key in unique.tolist()]
-        is_known = np.array([bool(text) for text in texts], bool)[slot]
+        texts = [found.get(key) or fallback for key in unique.tolist()]
         if is_missing is not None:
-            is_known &= ~is_missing
-        if fallback is None:
-            return category(np.where(is_known, slot, -1), texts)
-        return category(np.where(is_known, slot, len(texts)), [*texts, fallback])
+            slot, texts = np.where(is_missing, len(texts), slot), [*texts, fallback]
+        return category(slot, texts)
