@@ -147,6 +147,20 @@ def test_golden(tmp_path, monkeypatch):
     assert found.keys() == GOLDEN.keys()
 
 
+def test_order_of_keys(tmp_path):
+    """Readers compare reports as text: sections and fields keep their places."""
+    document = json.loads(everything(tmp_path).to_json())
+    assert list(document) == ["schema", "inputs", *SECTIONS, "not_applicable", "coverage"]
+    for section in ("inputs", "ranks", "steps", "collectives", "streams", "kernels"):
+        assert list(document[section][0])[:2] == list(GOLDEN[section][0])[:2]
+
+
+def test_nan_is_refused():
+    report = Report(inputs=({"path": math.nan},))
+    with pytest.raises(ValueError, match="JSON compliant"):
+        report.to_json()
+
+
 @pytest.mark.parametrize("section", KEYS)
 def test_promised_keys_are_there(section, tmp_path):
     document = json.loads(everything(tmp_path).to_json())

@@ -154,7 +154,7 @@ def test_steps_are_cut_to_the_window_asked_for(tmp_path):
 
 def test_a_pattern_is_searched_and_sees_every_kind_of_range_but_marks(tmp_path):
     export = TinyExport().range("my train_step 1", 0, 10).range("train_step 2", 10, 20, event_type=START_END)
-    export.range("train_step mark", 25, None, event_type=MARK).range("train_step open", 30, None).range(
+    export.range("train_step mark", 25, 29, event_type=MARK).range("train_step open", 30, None).range(
         "step 1", 0, 40
     )
     for launch in (5, 15, 26, 35):
