@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cptrace.intervals import BoolArray
 from cptrace.sources.column_buffers import IntColumn
-from cptrace.sources.kineto_text import as_utf8
+from cptrace.sources.kineto_text import UNREADABLE, as_utf8
 from cptrace.sources.kineto_times import parse_spans
 
 _FIELDS: Final = {
@@ -174,11 +174,11 @@ def decode_events(run: bytes) -> tuple[list[Event], int] | None:
     """
     try:
         return _EVENTS.decode(run), 0
-    except msgspec.DecodeError:
+    except UNREADABLE:
         pass
     try:
         items = _ITEMS.decode(run)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     events = [event for item in items if (event := _decode_alone(item)) is not None]
     return events, len(items) - len(events)
@@ -188,7 +188,7 @@ def _decode_alone(item: msgspec.Raw) -> Event | None:
     """Return an event that may hold texts that are not UTF-8, None where it is no event."""
     try:
         return _EVENT.decode(as_utf8(item))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

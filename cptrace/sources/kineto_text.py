@@ -28,7 +28,7 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _EXPORT: Final = "export the trace again with prof.export_chrome_trace"
 _FIRST_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
-_RUN_BYTES: Final = 1 << 22
+_RUN_BYTES: Final = 1 << 20
 _BETWEEN_OBJECTS: Final = re.compile(rb"\}\s*,\s*(?=\{)")
 # What versions of Kineto wrote that is no JSON: what C++ prints for a division by zero and a bare N/A; line breaks and
 # backslashes in names; halves of the pairs that UTF-16 needs. It is mended where a file cannot be read otherwise.
@@ -59,6 +59,8 @@ class Document(msgspec.Struct, rename="camel"):
     trace_name: msgspec.Raw = msgspec.Raw(b"")
 
 
+# Older versions of msgspec raise the second for what is not UTF-8.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 _DOCUMENTS: Final = msgspec.json.Decoder(Document)
 
 
@@ -112,7 +114,7 @@ def decode_value(raw: msgspec.Raw) -> Any:
     """
     try:
         return msgspec.json.decode(as_utf8(raw)) if len(memoryview(raw)) else None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
