@@ -18,6 +18,7 @@ from cptrace.analyses.account import hidden_ns
 from cptrace.analyses.scope import Scope
 from cptrace.errors import TraceError, UsageError
 from cptrace.outcome import NotApplicable
+from cptrace.peers import Arrivals
 from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, ReadOptions, ScopeRequest
 from cptrace.sources import Readings, read_trace
@@ -137,6 +138,8 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
     scope = make_scope(trace, request)
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
+    if isinstance(scope.arrivals, NotApplicable):
+        not_applicable.append(scope.arrivals)
     with ThreadPoolExecutor() as pool:  # they only read the scope, and numpy lets other threads run
         outcomes = list(pool.map(lambda analysis: analysis.run(scope), ANALYSES))
     for analysis, outcome in zip(ANALYSES, outcomes, strict=True):
@@ -174,23 +177,42 @@ def _hidden(scope: Scope) -> Iterable[NotApplicable]:
 
 
 def _coverage(scope: Scope) -> dict[str, Any]:
-    ops, meta = scope.trace.ops, scope.trace.meta
-    unclassified = ops[ops["is_unclassified"]]
-    by_name = (unclassified["end_ns"] - unclassified["start_ns"]).groupby(unclassified["name"], observed=True)
-    names = by_name.agg(["size", "sum"]).reset_index().astype({"name": str})
-    names = names.sort_values(["sum", "name"], ascending=[False, True]).head(_MAX_UNCLASSIFIED_NAMES)
-    names.columns = ["name", "count", "total_ns"]
+    """Return how much of the ranks and windows looked at the figures rest on."""
+    meta = scope.trace.meta
+    launched = scope.launches.is_known[scope.is_inside]
     pieces = [
         intervals.intersect(scope.activities[r].unclassified, scope.windows[r].pieces) for r in scope.ranks
     ]
     return {
-        "n_ops": len(ops),
-        "n_launches_missing": int((~scope.launches.is_known).sum()),
+        "n_ops": len(launched),
+        "n_launches_missing": int(np.count_nonzero(~launched)),
         "unclassified_ns": sum(intervals.total_ns(united) for united in pieces),
-        "unclassified": list(_to_rows(names)),
+        "unclassified": list(_to_rows(_unclassified_names(scope))),
+        "peers": [] if isinstance(scope.arrivals, NotApplicable) else [_peers(scope.arrivals)],
         "missing_tables": list(meta.missing_tables),
         "notes": [{"path": meta.path, "code": n.code, "text": n.text, "count": n.count} for n in meta.notes],
     }
+
+
+def _peers(arrivals: Arrivals) -> dict[str, Any]:
+    """Return how communication of different ranks was matched, and how far the split of it can be trusted."""
+    return {
+        "basis": arrivals.basis,
+        "n_ops": len(arrivals.rows),
+        "n_matched": int(np.count_nonzero(arrivals.is_matched)),
+        "end_spread_ns": arrivals.end_spread_ns,
+    }
+
+
+def _unclassified_names(scope: Scope) -> pd.DataFrame:
+    """Return the names that no rule knows with most time, at most ten."""
+    ops = scope.trace.ops
+    rows = np.flatnonzero(ops["is_unclassified"].to_numpy() & scope.is_inside)
+    inside_ns = pd.Series(scope.inside_ns[rows]).groupby(ops["name"].iloc[rows].to_numpy(), observed=True)
+    names = (
+        inside_ns.agg(count="size", total_ns="sum").rename_axis("name").reset_index().astype({"name": str})
+    )
+    return names.sort_values(["total_ns", "name"], ascending=[False, True]).head(_MAX_UNCLASSIFIED_NAMES)
 
 
 def _combine(parts: Sequence[_Part]) -> Report:
@@ -215,7 +237,13 @@ def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     lists = {name: [entry for part in parts for entry in part[name]] for name in ("unclassified", "notes")}
     missing = list(dict.fromkeys(table for part in parts for table in part["missing_tables"]))
-    return {**sums, "unclassified": lists["unclassified"], "missing_tables": missing, "notes": lists["notes"]}
+    return {
+        **sums,
+        "unclassified": lists["unclassified"],
+        "peers": [entry for part in parts for entry in part["peers"]],
+        "missing_tables": missing,
+        "notes": lists["notes"],
+    }
 
 
 def _to_rows(frame: pd.DataFrame) -> tuple[Row, ...]:
@@ -225,5 +253,7 @@ def _to_rows(frame: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def _plain(column: pd.Series) -> list[Any]:
-    values = column.astype(object).where(~column.isna().to_numpy(), None).tolist()
-    return [value.item() if hasattr(value, "item") else value for value in values]
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biu":
+        return column.tolist()
+    is_missing = column.isna().tolist()
+    return [None if missing else value for value, missing in zip(column.tolist(), is_missing, strict=True)]

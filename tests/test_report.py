@@ -69,7 +69,8 @@ GOLDEN = {
         {
             "rank": 0, "step": 0, "name": "step", "start_ns": 10, "end_ns": 50, "n_ops": 4, "window_ns": 40,
             "compute_ns": 25, "comm_ns": 20, "overlapped_comm_ns": 10, "exposed_comm_ns": 10, "exposed_copy_ns": 5,
-            "idle_ns": 0, "unclassified_ns": 5, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
+            "idle_ns": 0, "unclassified_ns": 5, "transfer_ns": None, "peer_wait_ns": None, "comm_share": 0.5,
+            "exposed_comm_share": 0.25, "overlap": 0.5,
         }
     ],
     "collectives": [
@@ -108,10 +109,18 @@ GOLDEN = {
     ],
     "start_causes": [],
     "findings": [],
-    "not_applicable": [],
+    "not_applicable": [
+        {
+            "analysis": "peer_wait",
+            "reason": "it needs the communication of at least two ranks on one clock, and this file has that of one; a"
+            " report of a whole node has it (nsys profile around the launcher, not around each rank)",
+            "missing": [],
+        }
+    ],
     "coverage": {
         "n_ops": 4, "n_launches_missing": 0, "unclassified_ns": 5,
         "unclassified": [{"name": "mystery", "count": 1, "total_ns": 5}],
+        "peers": [],
         "missing_tables": [
             "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
             "TARGET_INFO_GPU",

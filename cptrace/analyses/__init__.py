@@ -18,8 +18,9 @@ from cptrace.analyses.steps import find_steps
 from cptrace.analyses.windows import find_windows
 from cptrace.classify import classify
 from cptrace.errors import UsageError
-from cptrace.launches import find_launches
+from cptrace.launches import Launches, find_launches
 from cptrace.outcome import NotApplicable
+from cptrace.peers import Arrivals, find_arrivals
 from cptrace.requests import ScopeRequest
 from cptrace.trace import Trace
 
@@ -74,19 +75,22 @@ def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
     trace = classify(trace, launches)
     ranks = _choose_ranks(trace, request.ranks)
     with ThreadPoolExecutor(1) as pool:  # what runs when, and what shall be looked at, are found side by side
-        activity = pool.submit(_find_activity, trace.ops, ranks)
+        activity = pool.submit(_find_activity, trace, launches, ranks)
         steps = find_steps(trace, launches, request.step_pattern)
         if not isinstance(steps, NotApplicable):
             steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
         windows = find_windows(trace.ops, ranks, steps, request.window)
         inside_ns, is_inside = cut_to_windows(trace.ops, windows)
-        lanes, activities = activity.result()
-    return Scope(trace, launches, ranks, steps, windows, lanes, activities, inside_ns, is_inside)
+        lanes, activities, arrivals = activity.result()
+    return Scope(trace, launches, ranks, steps, windows, lanes, activities, inside_ns, is_inside, arrivals)
 
 
-def _find_activity(ops: pd.DataFrame, ranks: tuple[int, ...]) -> tuple[tuple[Lane, ...], dict[int, Activity]]:
-    lanes = tuple(lane for lane in find_lanes(ops) if lane.rank in ranks)
-    return lanes, find_activities(ops, lanes)
+def _find_activity(
+    trace: Trace, launches: Launches, ranks: tuple[int, ...]
+) -> tuple[tuple[Lane, ...], dict[int, Activity], Arrivals | NotApplicable]:
+    lanes = tuple(lane for lane in find_lanes(trace.ops) if lane.rank in ranks)
+    arrivals = find_arrivals(trace, launches)
+    return lanes, find_activities(trace.ops, lanes, arrivals), arrivals
 
 
 def _choose_ranks(trace: Trace, wanted: tuple[int, ...]) -> tuple[int, ...]:

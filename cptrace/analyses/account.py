@@ -1,10 +1,12 @@
 """The exact account of a rank's time: every nanosecond of its window has one place, and the parts sum to it.
 
-window = compute + exposed comm + exposed copy + idle,   comm = overlapped comm + exposed comm
+window = compute + exposed comm + exposed copy + idle
+comm   = overlapped comm + exposed comm = transfer + peer wait
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -26,6 +28,7 @@ TIMES: Final = (
     "exposed_copy_ns",
     "idle_ns",
     "unclassified_ns",
+    "transfer_ns",
 )
 FRACTIONS: Final = ("comm_share", "exposed_comm_share", "overlap")
 
@@ -54,7 +57,24 @@ def measure(activity: Activity, start_ns: Int64Array, end_ns: Int64Array) -> dic
         "exposed_copy_ns": exposed_copy,
         "idle_ns": window - compute - exposed - exposed_copy,
         "unclassified_ns": within(activity.unclassified),
+        "transfer_ns": within(activity.transfer or intervals.EMPTY),
     }
+
+
+def with_peer_wait(accounts: pd.DataFrame, activities: Mapping[int, Activity]) -> pd.DataFrame:
+    """Return accounts whose communication is split into transfer and waiting, both missing where that is not known.
+
+    Args:
+        accounts: Rows with the fields of `TIMES` and a rank.
+        activities: Activity of each rank.
+    """
+    is_unknown = np.array([activities[rank].transfer is None for rank in accounts["rank"].tolist()], bool)
+    transfer = accounts["transfer_ns"].to_numpy(np.int64)
+    wait = accounts["comm_ns"].to_numpy(np.int64) - transfer
+    return accounts.assign(
+        transfer_ns=pd.arrays.IntegerArray(transfer, is_unknown),
+        peer_wait_ns=pd.arrays.IntegerArray(wait, is_unknown),
+    )
 
 
 def with_fractions(accounts: pd.DataFrame, can_tell: BoolArray) -> pd.DataFrame:
@@ -109,10 +129,7 @@ def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
             **{name: [int(times[name].sum()) for times in measured] for name in TIMES},
         }
     )
-    # How much of comm_ns is waiting for peers is not told yet; the report has a place for it all the same.
-    not_told = pd.array([pd.NA] * len(accounts), dtype="Int64")
-    accounts = accounts.assign(transfer_ns=not_told, peer_wait_ns=not_told)
-    return with_fractions(accounts, ~accounts["rank"].isin(hidden_ns(scope)).to_numpy())
+    return _finish(scope, accounts)
 
 
 def by_step(scope: Scope) -> pd.DataFrame | NotApplicable:
@@ -130,7 +147,11 @@ def by_step(scope: Scope) -> pd.DataFrame | NotApplicable:
         steps = _cut(scope.steps[scope.steps["rank"] == rank], scope.windows[rank])
         times = measure(scope.activities[rank], steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy())
         parts.append(steps.assign(**times))
-    accounts = pd.concat(parts, ignore_index=True)
+    return _finish(scope, pd.concat(parts, ignore_index=True))
+
+
+def _finish(scope: Scope, accounts: pd.DataFrame) -> pd.DataFrame:
+    accounts = with_peer_wait(accounts, scope.activities)
     return with_fractions(accounts, ~accounts["rank"].isin(hidden_ns(scope)).to_numpy())
 
 
@@ -144,7 +165,7 @@ def _cut(steps: pd.DataFrame, window: Window) -> pd.DataFrame:
 
 
 def hidden_ns(scope: Scope) -> dict[int, int]:
-    """Return the device time hidden inside CUDA graphs that were traced as a whole, for the ranks that have any.
+    """Return the time of each window that is hidden inside CUDA graphs traced as a whole, for the ranks that have any.
 
     Args:
         scope: What to look at.
@@ -153,4 +174,7 @@ def hidden_ns(scope: Scope) -> dict[int, int]:
     is_graph = (ops["kind"] == "graph").to_numpy()
     start, end, rank = (ops[name].to_numpy()[is_graph] for name in ("start_ns", "end_ns", "rank"))
     hidden = {r: intervals.union(Intervals(start[rank == r], end[rank == r])) for r in scope.ranks}
-    return {r: intervals.total_ns(united) for r, united in hidden.items() if united.n_intervals}
+    inside = {
+        r: int(intervals.covered_ns(united, *scope.windows[r].pieces).sum()) for r, united in hidden.items()
+    }
+    return {r: duration_ns for r, duration_ns in inside.items() if duration_ns}

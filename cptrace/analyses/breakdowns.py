@@ -15,11 +15,9 @@ from cptrace.analyses.account import fraction
 from cptrace.analyses.scope import Lane, Scope, device_work_missing, group_rows, number_groups
 from cptrace.classify import COMM, ROLES
 from cptrace.intervals import Int64Array, Intervals
-from cptrace.launches import closed_ranges, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
+from cptrace.peers import comm_labels
 from cptrace.units import NS_PER_UNIT
-
-_SIZED_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)}) .*bytes="
 
 
 def collectives(scope: Scope) -> pd.DataFrame | NotApplicable:
@@ -139,24 +137,11 @@ def _sizes(scope: Scope, rows: Int64Array) -> tuple[Int64Array, npt.NDArray[np.b
     trace = scope.trace
     copied = trace.ops["bytes"].iloc[rows]
     size, is_known = copied.to_numpy(dtype=np.int64, na_value=0), ~copied.isna().to_numpy()
-    is_ours = (trace.ranges["domain"] == labels.DOMAIN).to_numpy()
-    ranges = closed_ranges(trace.ranges[is_ours])
-    ranges = ranges[names_match(ranges["name"], _SIZED_LABEL)]
-    launched = np.flatnonzero(scope.launches.is_known[rows])
-    if ranges.empty or not len(launched):
-        return size, is_known
-    calls = scope.launches.call[rows[launched]]
-    thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
-    found, is_found = innermost_ranges(ranges, thread, instant)
-    used = ranges["name"].cat.remove_unused_categories().cat
-    of_name = [_bytes_in(name) for name in used.categories]
-    labelled = np.array([value or 0 for value in of_name], np.int64)[used.codes.to_numpy()[found]]
-    has_label = (
-        np.array([value is not None for value in of_name], bool)[used.codes.to_numpy()[found]] & is_found
-    )
-    size[launched[has_label]] = labelled[has_label]
-    is_known[launched[has_label]] = True
-    return size, is_known
+    texts, has_label = comm_labels(trace, scope.launches, rows)
+    of_name = [_bytes_in(text) for text in texts.categories]
+    is_sized = np.array([value is not None for value in of_name] + [False])[texts.codes] & has_label
+    size[is_sized] = np.array([value or 0 for value in of_name] + [0], np.int64)[texts.codes][is_sized]
+    return size, is_known | is_sized
 
 
 def _bytes_in(text: str) -> int | None:

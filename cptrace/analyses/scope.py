@@ -16,6 +16,7 @@ from cptrace.classify import COMM, COMPUTE, COPY, OTHER, ROLES
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.launches import Launches
 from cptrace.outcome import NotApplicable
+from cptrace.peers import Arrivals
 from cptrace.trace import Trace
 
 
@@ -62,6 +63,8 @@ class Activity:
         overlapped_comm: Instants in which both do.
         exposed_rest: Instants in which a copy or another op runs, and neither compute nor communication.
         unclassified: Instants in which an op runs that only a fallback rule classified.
+        transfer: Instants in which a communication op runs whose participants have all arrived; None where ops of
+            other ranks were not matched.
     """
 
     compute: Intervals
@@ -69,6 +72,7 @@ class Activity:
     overlapped_comm: Intervals
     exposed_rest: Intervals
     unclassified: Intervals
+    transfer: Intervals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Scope:
         activities: Activity of each rank.
         inside_ns: How much of each op lies in its rank's window, int64 of shape (N,), 0 for ranks not asked for.
         is_inside: Whether any instant of each op does, bool of shape (N,); ops of no duration count as an instant.
+        arrivals: When the last participant of each communication op arrived, or why that cannot be told.
     """
 
     trace: Trace
@@ -96,6 +101,7 @@ class Scope:
     activities: Mapping[int, Activity]
     inside_ns: Int64Array
     is_inside: BoolArray
+    arrivals: Arrivals | NotApplicable
 
 
 def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
@@ -138,12 +144,15 @@ def find_lanes(ops: pd.DataFrame) -> tuple[Lane, ...]:
     return tuple(lanes)
 
 
-def find_activities(ops: pd.DataFrame, lanes: Sequence[Lane]) -> dict[int, Activity]:
+def find_activities(
+    ops: pd.DataFrame, lanes: Sequence[Lane], arrivals: Arrivals | NotApplicable
+) -> dict[int, Activity]:
     """Return the activity of each rank.
 
     Args:
         ops: Classified device work.
         lanes: Its lanes.
+        arrivals: When the last participant of each communication op arrived.
     """
     unknown = ops[ops["is_unclassified"]]
     activities: dict[int, Activity] = {}
@@ -159,11 +168,23 @@ def find_activities(ops: pd.DataFrame, lanes: Sequence[Lane]) -> dict[int, Activ
             comm=comm,
             overlapped_comm=intervals.intersect(comm, compute),
             exposed_rest=intervals.subtract(intervals.subtract(rest, compute), comm),
+            transfer=_transfer(ops, arrivals, rank),
             unclassified=intervals.union(
                 Intervals(of_rank["start_ns"].to_numpy(), of_rank["end_ns"].to_numpy())
             ),
         )
     return activities
+
+
+def _transfer(ops: pd.DataFrame, arrivals: Arrivals | NotApplicable, rank: int) -> Intervals | None:
+    """Return when a rank's communication ops run with all participants there, None where that cannot be told."""
+    if isinstance(arrivals, NotApplicable):
+        return None
+    mine = (ops["rank"].to_numpy()[arrivals.rows] == rank).nonzero()[0]
+    if not arrivals.is_matched[mine].all():
+        return None
+    end_ns = ops["end_ns"].to_numpy()[arrivals.rows[mine]]
+    return intervals.union(Intervals(np.minimum(arrivals.last_ns[mine], end_ns), end_ns))
 
 
 def group_rows(*keys: npt.NDArray[np.integer]) -> list[Int64Array]:

@@ -58,6 +58,8 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
         if rows:
             yield Text(f"\n{heading}", style="bold")
             yield from table(rows, width)
+        if section == "ranks":
+            yield from _peer_wait(report)
     yield from _not_applicable(report)
     yield from _coverage(report)
 
@@ -97,7 +99,7 @@ def _ranks(rows: Sequence[Row], width: int) -> Iterable[Any]:
             f"{row['rank']}\ndev {row['device']}",
             f"{format_ns(row['window_ns'])}\n{row['window_basis']}",
             f"{format_ns(row['compute_ns'])}\n{_part(row, 'compute_ns')}",
-            f"{format_ns(row['comm_ns'])}\n{format_fraction(row['comm_share'])}",
+            _comm(row),
             format_fraction(row["overlap"]) + ("" if row["overlap"] is None else "\nof comm"),
             f"{format_ns(row['exposed_comm_ns'])}\n{format_fraction(row['exposed_comm_share'])}",
             f"{format_ns(row['exposed_copy_ns'])}\n{_part(row, 'exposed_copy_ns')}",
@@ -107,6 +109,12 @@ def _ranks(rows: Sequence[Row], width: int) -> Iterable[Any]:
     yield from _rest(len(rows), "ranks", 2 * _MAX_ROWS)
     yield from _bars(rows, width)
     yield from _balance(rows)
+
+
+def _comm(row: Row) -> str:
+    # With work hidden in CUDA graphs, what shows is the least that there is, and no share can be told.
+    is_hidden = row["comm_share"] is None and row["window_ns"]
+    return f"{'>= ' if is_hidden else ''}{format_ns(row['comm_ns'])}\n{format_fraction(row['comm_share'])}"
 
 
 def _part(row: Row, name: str) -> str:
@@ -125,7 +133,7 @@ def _bars(rows: Sequence[Row], width: int) -> Iterable[Any]:
             sign * (high - low) for (_, sign), low, high in zip(_BAR, edges, edges[1:], strict=False)
         )
         yield Text(f"{row['rank']:>5}  {bar}")
-    yield Text("       █ compute  ▒ exposed comm  + exposed copy  · idle", style="dim")
+    yield Text("       █ compute  ▒ exposed comm  + copy, other  · idle", style="dim")
 
 
 def _edges(parts: Sequence[int], longest: int, room: int) -> list[int]:
@@ -152,6 +160,20 @@ def _balance(rows: Sequence[Row]) -> Iterable[Any]:
     yield Text(f"rank {row['rank']}: {text} = window {row['window_ns']:,} ns ({verdict})", style="dim")
 
 
+def _peer_wait(report: Report) -> Iterable[Any]:
+    """Yield how much of the communication is waiting for other ranks, of the ranks that wait most."""
+    waits = [row for row in report.rows("ranks") if row["peer_wait_ns"]]
+    if not waits:
+        return
+    waits.sort(key=lambda row: (-row["peer_wait_ns"], row["rank"]))
+    texts = [
+        f"rank {r['rank']} {format_ns(r['peer_wait_ns'])} of {format_ns(r['comm_ns'])}"
+        for r in waits[:_MAX_ROWS]
+    ]
+    spread = max((entry["end_spread_ns"] for entry in report.coverage.get("peers", ())), default=0)
+    yield Text(f"of comm, waiting for peers: {', '.join(texts)} (give or take {format_ns(spread)} an op)")
+
+
 def _steps(rows: Sequence[Row], width: int) -> Iterable[Any]:
     numbers = sorted({row["step"] for row in rows})
     lines = []
@@ -161,7 +183,9 @@ def _steps(rows: Sequence[Row], width: int) -> Iterable[Any]:
             format_ns(row[name])
             for name in ("window_ns", "compute_ns", "comm_ns", "exposed_comm_ns", "idle_ns")
         )
-        lines.append((row["name"], str(row["rank"]), *times, format_fraction(row["overlap"])))
+        # What people call a step often has its number in it already.
+        name = row["name"] if any(map(str.isdecimal, row["name"])) else f"{row['name']} {number}"
+        lines.append((name, str(row["rank"]), *times, format_fraction(row["overlap"])))
     columns = ("step", "rank", "time", "compute", "comm", "exposed comm", "idle", "overlap")
     yield _table(columns, lines, width, name=0)
     yield from _rest(len(numbers), "steps")

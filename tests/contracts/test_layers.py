@@ -22,6 +22,7 @@ LAYERS = (
     ("cptrace.trace",),
     ("cptrace.launches",),
     ("cptrace.classify", "cptrace.dependencies"),
+    ("cptrace.peers",),
     ("cptrace.report",),
     ("cptrace.sources",),
     ("cptrace.analyses",),

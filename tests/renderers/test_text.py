@@ -28,13 +28,13 @@ Time of each rank
     0  100 us  60.0 us  40.0 us   50.0 %       20.0 us      10.0 us  10.0 us
 dev 0   steps   60.0 %   40.0 %  of comm        20.0 %       10.0 %   10.0 %
     0  ███████████████████████████████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒+++++++·······
-       █ compute  ▒ exposed comm  + exposed copy  · idle
+       █ compute  ▒ exposed comm  + copy, other  · idle
 rank 0: compute 60,000 + exposed comm 20,000 + exposed copy 10,000 + idle 10,000
 = window 100,000 ns (every rank sums exactly)
 
 Steps (slowest rank of each)
-step  rank    time  compute     comm  exposed comm     idle  overlap
-step     0  100 us  60.0 us  40.0 us       20.0 us  10.0 us   50.0 %
+step    rank    time  compute     comm  exposed comm     idle  overlap
+step 0     0  100 us  60.0 us  40.0 us       20.0 us  10.0 us   50.0 %
 
 Collectives (all ranks)
 name               kind       ops     time  overlap  exposed      sent      rate
@@ -51,6 +51,11 @@ flash_fwd_kernel        compute    1  40.0 us  40.0 us
 ncclDevKernel_SendRecv  comm       1  40.0 us  40.0 us
 nvjet_hsh_64x32         compute    1  20.0 us  20.0 us
 memcpy HtoD             copy       1  10.0 us  10.0 us
+
+Could not tell
+ - peer_wait: it needs the communication of at least two ranks on one clock, and
+ this file has that of one; a report of a whole node has it (nsys profile around
+ the launcher, not around each rank)
 """
 
 HOSTILE = {

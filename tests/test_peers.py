@@ -1,0 +1,129 @@
+"""What of a communication op is transfer and what is waiting for peers: drawn timelines, generated ones, real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cptrace
+from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
+from tests.support.shared_traces import ROOT, require_trace
+from tests.support.tiny_export import TinyExport
+
+SEND = "ncclDevKernel_SendRecv()"
+ALL = AnalyzeOptions(scope=ScopeRequest(window=WindowRequest(is_all=True)))
+
+
+def split(export: TinyExport, path: Path) -> list[tuple[int | None, int | None]]:
+    """Return (transfer, waiting) of each rank."""
+    report = cptrace.analyze(export.write(path), ALL)
+    return [(row["transfer_ns"], row["peer_wait_ns"]) for row in report.rows("ranks")]
+
+
+def ranks(export: TinyExport, n_ranks: int) -> TinyExport:
+    """Say that process 100 + r on device r is rank r, and name the label domain."""
+    for rank in range(n_ranks):
+        export.domain(1, "cptrace", pid=100 + rank)
+    return export.run(ranks=[{"rank": r, "pid": 100 + r, "device": r} for r in range(n_ranks)])
+
+
+def hop(export: TinyExport, rank: int, peers: str, start: int, end: int, launch: int) -> TinyExport:
+    label = f"send_recv pass=forward layer=0 hop=0 bytes=8 peers={peers}"
+    export.range(label, launch, launch + 3, pid=100 + rank, domain=1)
+    return export.kernel(SEND, start, end, pid=100 + rank, device=rank, launch=launch + 1)
+
+
+def test_only_named_peers_count(tmp_path: Path) -> None:
+    """
+    rank 0 (peers 1)   [10 ------ 30)        waits for rank 1 until 20
+    rank 1 (peers 0)        [20 - 30)
+    rank 2 (peers 1)   [10 ------ 30)        names rank 1, which does not name it
+    """
+    export = ranks(TinyExport(), 3)
+    hop(export, 0, "1", 10, 30, 0)
+    hop(export, 1, "0", 20, 30, 0)
+    hop(export, 2, "1", 10, 30, 0)
+    assert split(export, tmp_path / "t.sqlite") == [(10, 10), (10, 0), (10, 10)]
+
+
+def test_while_one_transfer_waits_another_may_run(tmp_path: Path) -> None:
+    """
+    rank 0, stream 7    [0 ---- waiting ---- 30 - 40)
+    rank 0, stream 8           [10 ---- 20)              a transfer of its own
+    rank 1, stream 7                        [30 - 40)
+    rank 1, stream 8           [10 ---- 20)
+    """
+    export = TinyExport()
+    for rank, start in ((0, 0), (1, 30)):
+        where = {"pid": 100 + rank, "device": rank}
+        export.kernel(SEND, start, 40, **where).kernel("ncclDevKernel_AllReduce()", 10, 20, stream=8, **where)
+    assert split(export, tmp_path / "t.sqlite") == [(20, 20), (20, 0)]
+
+
+def test_ranks_with_different_numbers_of_ops_are_not_matched(tmp_path: Path) -> None:
+    export = TinyExport().kernel(SEND, 0, 10).kernel(SEND, 10, 20).kernel(SEND, 0, 20, pid=101, device=1)
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
+    assert [row["peer_wait_ns"] for row in report.rows("ranks")] == [None, None]
+    assert next(e.reason for e in report.not_applicable if e.analysis == "peer_wait").startswith(
+        "ranks do not have"
+    )
+
+
+def test_ops_that_do_not_end_together_are_not_matched(tmp_path: Path) -> None:
+    export = TinyExport().kernel(SEND, 0, 10).kernel(SEND, 500_000, 900_000, pid=101, device=1)
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
+    assert any("end 899990 ns apart" in entry.reason for entry in report.not_applicable)
+
+
+def test_a_trace_without_communication_waits_for_nobody(tmp_path: Path) -> None:
+    report = cptrace.analyze(TinyExport().kernel("k", 0, 10).write(tmp_path / "t.sqlite"), ALL)
+    assert (report.rows("ranks")[0]["transfer_ns"], report.rows("ranks")[0]["peer_wait_ns"]) == (0, 0)
+    assert not any(entry.analysis == "peer_wait" for entry in report.not_applicable)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_parts_sum_and_the_last_to_arrive_never_waits(
+    tmp_path_factory: pytest.TempPathFactory, arrivals: list[list[int]]
+) -> None:
+    """Each round of three ranks ends at 100 for all; transfer is what is left behind the last arrival."""
+    export = TinyExport()
+    for number, starts in enumerate(arrivals):
+        for rank, start in enumerate(starts):
+            base = 100 * number
+            export.kernel(SEND, base + start, base + 100, pid=100 + rank, device=rank)
+    transfer = sum(100 - max(starts) for starts in arrivals)
+    found = split(export, tmp_path_factory.mktemp("peers") / "t.sqlite")
+    waits = np.array(arrivals).max(axis=1)[:, None] - np.array(arrivals)
+    assert found == [(transfer, wait) for wait in waits.sum(axis=0).tolist()]
+
+
+def test_two_gpus_wait_for_each_other() -> None:
+    report = cptrace.analyze(require_trace("nsys/nsys-2026.2-ulysses-2gpu.sqlite"), ALL)
+    found = [(row["transfer_ns"], row["peer_wait_ns"]) for row in report.rows("ranks")]
+    assert found == [(6_274_316, 10_898_336), (5_751_620, 2_477_480)]
+    assert report.coverage["peers"] == [
+        {"basis": "order", "n_ops": 66, "n_matched": 66, "end_spread_ns": 22_214}
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "samples").glob("ring*.sqlite")), ids=lambda path: path.stem)
+def test_samples_are_matched_by_label_and_balance(path: Path) -> None:
+    report = cptrace.analyze(path)
+    (peers,) = report.coverage["peers"]
+    assert peers["basis"] == "label"
+    assert peers["n_matched"] == peers["n_ops"] > 0
+    for row in (*report.rows("ranks"), *report.rows("steps")):
+        assert row["transfer_ns"] + row["peer_wait_ns"] == row["comm_ns"]
+        assert row["transfer_ns"] >= 0 <= row["peer_wait_ns"]
+
+
+def test_the_rank_with_most_work_of_a_causal_ring_waits_for_nobody() -> None:
+    report = cptrace.analyze(ROOT / "samples" / "ring-causal-virtual.sqlite")
+    waits = [row["peer_wait_ns"] for row in report.rows("ranks")]
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] == 0 < waits[-2]
