@@ -51,8 +51,18 @@ OP_COLUMNS: Final = {
     "correlation_id": "correlationId",
 }
 _PAYLOADS: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value")
-# In the order of reading: what can be worked on while the rest, the kernels above all, is still being read comes first.
+# In the order of reading: device work first. Its table takes longest to make, and that goes on while the rest is read.
 _COLUMNS: Final[dict[str, dict[str, str]]] = {
+    KERNEL: {**OP_COLUMNS, "name_id": "demangledName"},
+    MEMCPY: {
+        **OP_COLUMNS,
+        "bytes": "bytes",
+        "copy_kind": "copyKind",
+        "src": "srcDeviceId",
+        "dst": "dstDeviceId",
+    },
+    MEMSET: {**OP_COLUMNS, "bytes": "bytes"},
+    GRAPH: OP_COLUMNS,
     NVTX: {
         "start_ns": "start",
         "end_ns": "end",
@@ -86,16 +96,6 @@ _COLUMNS: Final[dict[str, dict[str, str]]] = {
         "correlation_id": "correlationId",
         "name_id": "nameId",
     },
-    MEMCPY: {
-        **OP_COLUMNS,
-        "bytes": "bytes",
-        "copy_kind": "copyKind",
-        "src": "srcDeviceId",
-        "dst": "dstDeviceId",
-    },
-    MEMSET: {**OP_COLUMNS, "bytes": "bytes"},
-    GRAPH: OP_COLUMNS,
-    KERNEL: {**OP_COLUMNS, "name_id": "demangledName"},
 }
 
 
