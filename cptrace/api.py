@@ -140,7 +140,7 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
     not_applicable = list(_hidden(scope))
     if isinstance(scope.arrivals, NotApplicable):
         not_applicable.append(scope.arrivals)
-    with ThreadPoolExecutor() as pool:  # they only read the scope, and numpy lets other threads run
+    with ThreadPoolExecutor(2) as pool:  # they only read the scope; much more than two would wait for each other
         outcomes = list(pool.map(lambda analysis: analysis.run(scope), ANALYSES))
     for analysis, outcome in zip(ANALYSES, outcomes, strict=True):
         if isinstance(outcome, NotApplicable):

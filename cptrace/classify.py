@@ -106,6 +106,7 @@ _EXTRA_RULES: Final = (
     (GRAPH, OTHER),
 )
 RULE_NAMES: Final = (*(rule.name for rule in KERNEL_RULES), *(name for name, _ in _EXTRA_RULES))
+_UNCLASSIFIED: Final = (RULE_NAMES.index(FALLBACK), RULE_NAMES.index(GRAPH))
 _RULE_ROLES: Final = (*(rule.role for rule in KERNEL_RULES), *(role for _, role in _EXTRA_RULES))
 
 _COLLECTIVE_PATTERNS: Final = tuple(
@@ -136,14 +137,19 @@ def classify(trace: Trace, launches: Launches) -> Trace:
     role = np.array([ROLES.index(r) for r in _RULE_ROLES], np.int8)[rule]
     collective = _collectives(trace, launches, role == ROLES.index(COMM))
     added: dict[str, Any] = {
-        "role": pd.Categorical.from_codes(role, categories=pd.Index(ROLES, dtype=str)),
-        "collective": pd.Categorical.from_codes(collective, categories=pd.Index(COLLECTIVES, dtype=str)),
-        "rule": pd.Categorical.from_codes(rule, categories=pd.Index(RULE_NAMES, dtype=str)),
-        "is_unclassified": np.isin(rule, [RULE_NAMES.index(FALLBACK), RULE_NAMES.index(GRAPH)]),
+        "role": _categorical(role, ROLES),
+        "collective": _categorical(collective, COLLECTIVES),
+        "rule": _categorical(rule, RULE_NAMES),
+        "is_unclassified": np.isin(np.arange(len(RULE_NAMES)), _UNCLASSIFIED)[rule],
     }
     classified = ops.assign(**added)
     schema.check_frame(schema.OPS, classified, schema.ROLES.columns)
     return dataclasses.replace(trace, ops=classified)
+
+
+def _categorical(codes: npt.NDArray[np.int8], texts: tuple[str, ...]) -> pd.Categorical:
+    dtype = pd.CategoricalDtype(pd.Index(texts, dtype="str"))
+    return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
 
 def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:

@@ -101,6 +101,15 @@ def union_of(*sets: Intervals) -> Intervals:
     )
 
 
+def merge(*united: Intervals) -> Intervals:
+    """Return the united set of all instants that any of the united sets covers; one set alone costs nothing.
+
+    Args:
+        *united: United sets.
+    """
+    return united[0] if len(united) == 1 else union_of(*united)
+
+
 def is_united(candidate: Intervals) -> bool:
     """Return whether the intervals are sorted, none empty and none touching another.
 

@@ -106,7 +106,7 @@ def streams(scope: Scope) -> pd.DataFrame | NotApplicable:
     for (rank, context, stream), lanes in by_stream.items():
         n_ops = sum(int(np.count_nonzero(scope.is_inside[lane.rows])) for lane in lanes)
         if n_ops:
-            busy_ns = _inside_ns(scope, rank, intervals.union_of(*(lane.busy for lane in lanes)))
+            busy_ns = _inside_ns(scope, rank, intervals.merge(*(lane.busy for lane in lanes)))
             identity = {"rank": rank, "context": context, "stream": stream, "n_ops": n_ops}
             table.append({**identity, "busy_ns": busy_ns, **_busy_by_role(scope, lanes)})
     return pd.DataFrame(table)

@@ -159,7 +159,7 @@ def find_activities(
     for rank in sorted({lane.rank for lane in lanes}):
         mine = [lane for lane in lanes if lane.rank == rank]
         compute, comm, rest = (
-            intervals.union_of(*(lane.busy for lane in mine if lane.role in roles))
+            intervals.merge(*(lane.busy for lane in mine if lane.role in roles))
             for roles in ((COMPUTE,), (COMM,), (COPY, OTHER))
         )
         of_rank = unknown[unknown["rank"] == rank]
@@ -228,11 +228,24 @@ def cut_to_windows(ops: pd.DataFrame, windows: Mapping[int, Window]) -> tuple[In
     """
     start, end, rank = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "rank"))
     inside_ns, is_inside = np.zeros(len(ops), np.int64), np.zeros(len(ops), bool)
-    is_instant = start == end
     for number, window in windows.items():
         mine = np.flatnonzero(rank == number)
-        covered = intervals.covered_ns(window.pieces, start[mine], end[mine] + is_instant[mine])
+        inside_ns[mine], is_in = _cut(start[mine], end[mine], window.pieces)
         # An instant at the very end of the trace lies in no half-open window, but nothing lies outside of everything.
-        is_inside[mine] = (covered > 0) | (window.basis == "all")
-        inside_ns[mine] = np.where(is_instant[mine], 0, covered)
+        is_inside[mine] = is_in | (window.basis == "all")
+    return inside_ns, is_inside
+
+
+def _cut(start: Int64Array, end: Int64Array, pieces: Intervals) -> tuple[Int64Array, BoolArray]:
+    """Return how much of each op lies in a window, and whether any instant of it does: one without duration is one."""
+    inside_ns = end - start
+    place = np.searchsorted(pieces.start_ns, start, side="right") - 1
+    piece_end = pieces.end_ns[np.maximum(place, 0)]
+    is_inside = (place >= 0) & (end <= piece_end) & (start < piece_end)
+    # Few ops reach over an edge: only they need to be cut.
+    rest = np.flatnonzero(~is_inside)
+    is_instant = start[rest] == end[rest]
+    covered = intervals.covered_ns(pieces, start[rest], end[rest] + is_instant)
+    is_inside[rest] = covered > 0
+    inside_ns[rest] = np.where(is_instant, 0, covered)
     return inside_ns, is_inside

@@ -124,12 +124,10 @@ def _project(
     ops: pd.DataFrame, api_calls: pd.DataFrame, launches: Launches, ranges: pd.DataFrame
 ) -> pd.DataFrame:
     """Return the extent on the device of what was launched inside each range."""
-    row, in_step = _step_of_each_op(
-        ops["process"].to_numpy(), api_calls["start_ns"].to_numpy(), launches, ranges
-    )
-    rank, start, end = (ops[name].to_numpy()[in_step] for name in ("rank", "start_ns", "end_ns"))
+    op, row = _ops_in_steps(ops["process"].to_numpy(), api_calls["start_ns"].to_numpy(), launches, ranges)
+    rank, start, end = (ops[name].to_numpy()[op] for name in ("rank", "start_ns", "end_ns"))
     # One slot for each rank and range: there are few, so no sorting of ops is needed to reduce them.
-    slot = rank.astype(np.int64) * len(ranges) + row[in_step]
+    slot = rank.astype(np.int64) * len(ranges) + row
     n_slots = (int(rank.max(initial=0)) + 1) * len(ranges)
     first_ns, last_ns = np.full(n_slots, np.iinfo(np.int64).max), np.full(n_slots, np.iinfo(np.int64).min)
     np.minimum.at(first_ns, slot, start)
@@ -149,20 +147,18 @@ def _project(
     return steps.sort_values(["rank", "step"], kind="stable", ignore_index=True)
 
 
-def _step_of_each_op(
+def _ops_in_steps(
     process: Int64Array, call_start_ns: Int64Array, launches: Launches, ranges: pd.DataFrame
-) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-    """Return the row of the step range in which each op was launched, and whether there is one."""
-    row = np.zeros(len(process), np.int64)
-    in_step = np.zeros(len(process), bool)
-    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
-    owners = ranges["process"].to_numpy()
+) -> tuple[Int64Array, Int64Array]:
+    """Return the ops that were launched in a step range, and the row of that range."""
+    start, end, owners = (ranges[name].to_numpy() for name in ("start_ns", "end_ns", "process"))
+    found_ops, found_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for owner in pd.unique(owners):
         rows = np.flatnonzero(owners == owner)
         mine = np.flatnonzero(launches.is_known & (process == owner))
         instant = call_start_ns[launches.call[mine]]
         place = np.searchsorted(start[rows], instant, side="right") - 1
-        is_inside = (place >= 0) & (instant < end[rows][np.maximum(place, 0)])
-        row[mine] = rows[np.maximum(place, 0)]
-        in_step[mine] = is_inside
-    return row, in_step
+        is_inside = (place >= 0) & (instant < end[rows[np.maximum(place, 0)]])
+        found_ops.append(mine[is_inside])
+        found_rows.append(rows[place[is_inside]])
+    return np.concatenate(found_ops), np.concatenate(found_rows)
