@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from instrumented.softmax import accumulator_dtype
+from instrumented.softmax import accumulator_dtype, merge_into
 
 _aten = torch.ops.aten
 _forward = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -28,15 +28,17 @@ def block_attention_forward(
         q_BLHD: Queries.
         k_BSGD: Keys; G divides H.
         v_BSGD: Values.
-        is_causal: Mask keys after the query; the block must lie on the diagonal, so L equals S.
+        is_causal: Mask keys after the query. The last query is aligned with the last key, so that L may be
+            less than S.
         softmax_scale: Factor of the scores before the softmax.
 
     Raises:
-        ValueError: A causal block is not square: kernels disagree on which corner its diagonal starts in.
+        ValueError: A causal block has more queries than keys.
     """
-    _require_square(q_BLHD, k_BSGD, is_causal)
     if k_BSGD.shape[1] == 0:
         return _empty_result(q_BLHD)
+    if is_causal and (before := _keys_before(q_BLHD, k_BSGD)):
+        return _forward_of_two(q_BLHD, k_BSGD, v_BSGD, before, softmax_scale)
     out_BHLD, lse_BHL = _forward(
         q_BLHD.transpose(1, 2),
         k_BSGD.transpose(1, 2),
@@ -72,11 +74,13 @@ def block_attention_backward(
         softmax_scale: As in the forward pass.
 
     Raises:
-        ValueError: A causal block is not square.
+        ValueError: A causal block has more queries than keys.
     """
-    _require_square(q_BLHD, k_BSGD, is_causal)
     if k_BSGD.shape[1] == 0:
         return torch.zeros_like(q_BLHD), torch.zeros_like(k_BSGD), torch.zeros_like(v_BSGD)
+    if is_causal and (before := _keys_before(q_BLHD, k_BSGD)):
+        saved = (dout_BLHD, q_BLHD, k_BSGD, v_BSGD, out_BLHD, lse_BHL)
+        return _backward_of_two(*saved, before, softmax_scale)
     dq_BHLD, dk_BHSD, dv_BHSD = _backward(
         dout_BLHD.transpose(1, 2),
         q_BLHD.transpose(1, 2),
@@ -92,11 +96,64 @@ def block_attention_backward(
     return dq_BHLD.transpose(1, 2), _fold(dk_BHSD, n_kv_heads), _fold(dv_BHSD, n_kv_heads)
 
 
-def _require_square(q_BLHD: Tensor, k_BSGD: Tensor, is_causal: bool) -> None:
-    if is_causal and q_BLHD.shape[1] != k_BSGD.shape[1]:
+def _keys_before(q_BLHD: Tensor, k_BSGD: Tensor) -> int:
+    """Return how many keys of a causal block come before its first query's own."""
+    n_before = k_BSGD.shape[1] - q_BLHD.shape[1]
+    if n_before < 0:
         raise ValueError(
-            f"a causal block must be square, not {q_BLHD.shape[1]} queries by {k_BSGD.shape[1]} keys"
+            f"a causal block needs a key for every query, not {q_BLHD.shape[1]} queries and {k_BSGD.shape[1]} keys"
         )
+    return n_before
+
+
+def _forward_of_two(
+    q_BLHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, n_before: int, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the forward pass of a rectangle and the square after it.
+
+    The kernel aligns a causal mask with the first key. GPU kernels align it with the last and need one call.
+    """
+    sum_type = accumulator_dtype(q_BLHD.dtype)
+    out_BLHD, lse_BHL = block_attention_forward(
+        q_BLHD, k_BSGD[:, :n_before], v_BSGD[:, :n_before], is_causal=False, softmax_scale=softmax_scale
+    )
+    square = block_attention_forward(
+        q_BLHD, k_BSGD[:, n_before:], v_BSGD[:, n_before:], is_causal=True, softmax_scale=softmax_scale
+    )
+    total_BLHD = out_BLHD.to(sum_type)
+    merge_into(total_BLHD, lse_BHL, *square)
+    return total_BLHD.to(q_BLHD.dtype), lse_BHL
+
+
+def _backward_of_two(
+    dout_BLHD: Tensor,
+    q_BLHD: Tensor,
+    k_BSGD: Tensor,
+    v_BSGD: Tensor,
+    out_BLHD: Tensor,
+    lse_BHL: Tensor,
+    n_before: int,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the backward pass of a rectangle and the square after it."""
+    parts = [
+        block_attention_backward(
+            dout_BLHD,
+            q_BLHD,
+            k_BSGD[:, keys],
+            v_BSGD[:, keys],
+            out_BLHD,
+            lse_BHL,
+            is_causal=is_causal,
+            softmax_scale=softmax_scale,
+        )
+        for keys, is_causal in ((slice(0, n_before), False), (slice(n_before, None), True))
+    ]
+    (dq_BLHD, *before), (dq_square_BLHD, *square) = parts
+    sum_type = accumulator_dtype(q_BLHD.dtype)
+    dq_BLHD = (dq_BLHD.to(sum_type) + dq_square_BLHD).to(q_BLHD.dtype)
+    dk_BSGD, dv_BSGD = (torch.cat(pair, dim=1) for pair in zip(before, square, strict=True))
+    return dq_BLHD, dk_BSGD, dv_BSGD
 
 
 def _empty_result(q_BLHD: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from instrumented.layout import Layout
-from instrumented.oracle import Results
+from instrumented.layout import Placement
+from instrumented.messages import fp8_round_trip
+from instrumented.oracle import Results, dense_attention, one_kernel_attention
+from instrumented.problem import Problem, make_inputs
+from instrumented.scores import ScoreMonitor
 from instrumented.softmax import RunningMaxMonitor
 
 MAX_ERROR_RATIO: Final = 2.0
@@ -39,7 +42,8 @@ class ParityRow:
         one_kernel_max_error: One kernel's largest error over the whole sequence.
         rms_error: The scheme's root mean square error over the rank's part; None where not finite.
         rms_limit: What it may be.
-        one_kernel_rms_error: One kernel's root mean square error over the whole sequence.
+        one_kernel_rms_error: One kernel's root mean square error over the same part: under a causal mask
+            gradients of early tokens are larger than those of late ones, and so are their errors.
     """
 
     rank: int
@@ -69,12 +73,12 @@ class ParityRow:
 
 def parity_rows(
     layer: int,
-    layout: Layout,
+    layout: Placement,
     shards: Mapping[str, Sequence[Tensor]],
     reference: Results,
     one_kernel: Results,
 ) -> list[ParityRow]:
-    """Return a row for each rank and tensor.
+    """Return a row for each tensor and each rank that holds any of the sequence.
 
     Args:
         layer: Which layer the tensors are of.
@@ -86,18 +90,65 @@ def parity_rows(
     rows = []
     for name, parts in shards.items():
         whole, measure = reference.named()[name], one_kernel.named()[name]
-        one_kernel_max = _largest(measure.double() - whole)
-        ulp = torch.finfo(measure.dtype).eps
-        floor_ulps = _RMS_FLOOR_ULPS_FP64 if measure.dtype == torch.float64 else _RMS_FLOOR_ULPS
-        one_kernel_rms = _rms(measure.double() - whole)
+        kernel_error = measure.double() - whole
+        ulp, n_rms_ulps = torch.finfo(measure.dtype).eps, _rms_floor_ulps(measure.dtype)
+        one_kernel_max = _largest(kernel_error)
         max_limit = max(MAX_ERROR_RATIO * one_kernel_max, _MAX_FLOOR_ULPS * ulp * _largest(whole))
-        rms_limit = max(MAX_ERROR_RATIO * one_kernel_rms, floor_ulps * ulp * _rms(whole))
         for rank, part in enumerate(parts):
-            error = part.double() - layout.shard(whole, rank)
+            tokens = slice(0, layout.n_tokens(rank))
+            if tokens.stop == 0:
+                continue  # all padding
+            exact, own_kernel_error = (layout.shard(t, rank)[:, tokens] for t in (whole, kernel_error))
+            error, one_kernel_rms = part[:, tokens].double() - exact, _rms(own_kernel_error)
+            rms_limit = max(MAX_ERROR_RATIO * one_kernel_rms, n_rms_ulps * ulp * _rms(exact))
             max_figures = (_finite(_largest(error)), max_limit, one_kernel_max)
             rms_figures = (_finite(_rms(error)), rms_limit, one_kernel_rms)
             rows.append(ParityRow(rank, layer, name, *max_figures, *rms_figures))
     return rows
+
+
+def _rms_floor_ulps(data_type: torch.dtype) -> int:
+    return _RMS_FLOOR_ULPS_FP64 if data_type == torch.float64 else _RMS_FLOOR_ULPS
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """Compares a run's results with references that it computes.
+
+    Attributes:
+        problem: What was computed.
+        layout: Which part of the results each rank holds.
+        seed: Seed of the inputs.
+        with_backward: Whether there are gradients.
+    """
+
+    problem: Problem
+    layout: Placement
+    seed: int
+    with_backward: bool
+
+    def rows(
+        self, layer: int, shards: Mapping[str, Sequence[Tensor]], *, has_fp8_keys: bool
+    ) -> list[ParityRow]:
+        """Return the rows of one layer.
+
+        Args:
+            layer: Which layer.
+            shards: Each tensor's parts, in rank order.
+            has_fp8_keys: Whether keys and values were rounded to fp8. The kernel that sets the limits then gets
+                rounded ones too: it does the same maths, and the reference shows what fp8 costs both.
+        """
+        inputs = make_inputs(self.problem, self.seed, layer)
+        rounded = inputs
+        if has_fp8_keys:
+            k_BSGD, v_BSGD = fp8_round_trip(inputs.k_BSGD), fp8_round_trip(inputs.v_BSGD)
+            rounded = replace(inputs, k_BSGD=k_BSGD, v_BSGD=v_BSGD)
+        is_causal, scale = self.problem.is_causal, self.problem.softmax_scale
+        reference, one_kernel = (
+            attention(of, is_causal=is_causal, softmax_scale=scale, with_backward=self.with_backward)
+            for attention, of in ((dense_attention, inputs), (one_kernel_attention, rounded))
+        )
+        return parity_rows(layer, self.layout, shards, reference, one_kernel)
 
 
 def running_max_json(monitors: Sequence[RunningMaxMonitor]) -> dict[str, Any]:
@@ -109,6 +160,19 @@ def running_max_json(monitors: Sequence[RunningMaxMonitor]) -> dict[str, Any]:
         "n_not_finite": sum(monitor.n_not_finite for monitor in monitors),
         "n_decreased": sum(monitor.n_decreased for monitor in monitors),
         "largest_lse": max(largest) if largest and all(value < float("inf") for value in largest) else None,
+    }
+
+
+def fp8_json(monitor: ScoreMonitor | None) -> dict[str, Any] | None:
+    """Return what decided about fp8 messages, which is the same on all ranks; None for runs without them."""
+    if monitor is None:
+        return None
+    largest = [value for value in monitor.largest.values() if value < float("inf")]
+    return {
+        "score_limit": monitor.limit,
+        "largest_score": max(largest, default=None),
+        "fp8_layers": [layer for layer, is_used in monitor.uses_fp8.items() if is_used],
+        "fallback_layers": [layer for layer, is_used in monitor.uses_fp8.items() if not is_used],
     }
 
 

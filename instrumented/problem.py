@@ -13,15 +13,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cptrace.capture.run_spec import RunSpec
-from instrumented.layout import Layout
+from cptrace.capture.run_spec import FP8, RunSpec
+from instrumented.layout import Placement
 from instrumented.runtime.api import Device
 from instrumented.softmax import accumulator_dtype
 
 BATCH: Final = 1  # fixed: the question is how one long sequence is split
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
-    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+    {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 )
 
 
@@ -31,14 +31,16 @@ class Problem:
 
     Attributes:
         cp_size: Ranks.
-        seq_len: Tokens of the whole sequence.
-        local_len: Tokens of one rank.
+        seq_len: Tokens of the whole sequence, without padding.
+        local_len: Tokens of one rank, with padding.
         heads: Query heads.
         kv_heads: Key and value heads.
         head_dim: Elements per head.
         data_type: Type of q, k, v and out.
         is_causal: Whether a token sees only itself and earlier tokens.
         softmax_scale: Factor of the scores.
+        ulysses_size: Ranks that split the heads, for schemes that split both heads and sequence.
+        fp8_score_limit: Largest score up to which keys and values may travel as fp8; None if they never do.
     """
 
     cp_size: int
@@ -50,6 +52,8 @@ class Problem:
     data_type: torch.dtype
     is_causal: bool
     softmax_scale: float
+    ulysses_size: int = 1
+    fp8_score_limit: float | None = None
 
     @classmethod
     def of(cls, spec: RunSpec) -> Problem:
@@ -57,13 +61,15 @@ class Problem:
         return cls(
             cp_size=spec.cp_size,
             seq_len=spec.seq_len,
-            local_len=spec.local_len,
+            local_len=spec.padded_len // spec.cp_size,
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             data_type=DTYPES[spec.dtype],
             is_causal=spec.causal,
             softmax_scale=spec.head_dim**-0.5,
+            ulysses_size=spec.ulysses_size,
+            fp8_score_limit=spec.fp8_score_limit if spec.message_dtype == FP8 else None,
         )
 
     @property
@@ -96,7 +102,7 @@ class Inputs:
     v_BSGD: Tensor
     dout_BSHD: Tensor
 
-    def shard(self, layout: Layout, rank: int) -> Inputs:
+    def shard(self, layout: Placement, rank: int) -> Inputs:
         """Return a rank's part."""
         tensors = (self.q_BSHD, self.k_BSGD, self.v_BSGD, self.dout_BSHD)
         return Inputs(*(layout.shard(tensor, rank) for tensor in tensors))
@@ -121,20 +127,17 @@ class LayerState:
     v_BLGD: Tensor
     dout_BLHD: Tensor
     out_BLHD: Tensor
-    lse_BHL: Tensor
     dq_BLHD: Tensor
     dk_BLGD: Tensor
     dv_BLGD: Tensor
 
     @classmethod
-    def allocate(cls, device: Device, problem: Problem, inputs: Inputs) -> LayerState:
+    def allocate(cls, device: Device, inputs: Inputs) -> LayerState:
         """Return a layer on `device` with a rank's inputs copied in."""
-        q_like, kv_like = problem.q_shape, problem.kv_shape
-        placed = [device.empty(shape, problem.data_type) for shape in (q_like, kv_like, kv_like, q_like)]
         sources = (inputs.q_BSHD, inputs.k_BSGD, inputs.v_BSGD, inputs.dout_BSHD)
+        placed = [device.empty(source.shape, source.dtype) for source in sources]
         for target, source in zip(placed, sources, strict=True):
             target.copy_(source)
-        out_BLHD = device.empty(q_like, problem.data_type)
-        lse_BHL = device.empty(problem.lse_shape, problem.sum_type)
-        gradients = [device.empty(shape, problem.data_type) for shape in (q_like, kv_like, kv_like)]
-        return cls(*placed, out_BLHD, lse_BHL, *gradients)
+        q_like, k_like, v_like, _ = placed
+        results = [device.empty(like.shape, like.dtype) for like in (q_like, q_like, k_like, v_like)]
+        return cls(*placed, *results)

@@ -14,9 +14,8 @@ import torch
 from cptrace import labels
 from cptrace.capture.records import ProcessRecord
 from cptrace.capture.run_spec import RunSpec
-from instrumented.checks import ParityRow, parity_rows
-from instrumented.layout import Layout, contiguous
-from instrumented.oracle import TENSOR_NAMES, dense_attention, one_kernel_attention
+from instrumented.checks import ParityCheck, ParityRow
+from instrumented.oracle import TENSOR_NAMES
 from instrumented.problem import LayerState, Problem, make_inputs
 from instrumented.processes import RankLink
 from instrumented.runtime.api import Device
@@ -24,8 +23,7 @@ from instrumented.runtime.clocks import TimeModel, make_clock
 from instrumented.runtime.cpu import CpuDevice
 from instrumented.runtime.gloo import barrier, broadcast_int, gather_shards, start_gloo, stop_gloo
 from instrumented.runtime.nvtx_emitter import make_emitter
-from instrumented.schemes import IMPLEMENTATIONS, Attention, AttentionFactory
-from instrumented.softmax import RunningMaxMonitor
+from instrumented.schemes import Attention, Monitors, find
 
 _N_FORWARD_RESULTS: Final = 1
 
@@ -35,7 +33,7 @@ class RankResult:
     """What a rank hands in; `parity` holds all ranks' rows on rank 0 and is empty elsewhere."""
 
     record: ProcessRecord
-    monitor: RunningMaxMonitor
+    monitors: Monitors
     allocated_bytes: int
     parity: Sequence[ParityRow]
 
@@ -51,24 +49,27 @@ def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
     """
     torch.set_num_threads(1)  # ranks share the cores; a second thread each would only add noise
     start_gloo(folder, rank, spec.cp_size)
-    device = _make_device(spec, rank)
-    problem, layout = Problem.of(spec), contiguous(spec.seq_len, spec.cp_size)
-    layers = [
-        LayerState.allocate(device, problem, make_inputs(problem, spec.seed, layer).shard(layout, rank))
-        for layer in range(spec.layers)
-    ]
-    attention = _find(spec.scheme)(device, problem, layers)
-    barrier()  # so that no rank's first step waits for another's setup
-    _run_steps(spec, device, attention, link)
-    record, allocated_bytes = device.record(), device.allocated_bytes
-    parity = _check(spec, problem, layout, layers, link) if spec.check else []
-    link.result(RankResult(record, attention.monitor, allocated_bytes, parity))
-    device.close()
+    link.result(execute(spec, rank, link))
     stop_gloo()
 
 
-def _find(name: str) -> AttentionFactory:
-    return next(item.make for item in IMPLEMENTATIONS if item.name == name)
+def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
+    """Return what one rank has to show for a run, within a process group that exists already."""
+    device = _make_device(spec, rank)
+    problem, scheme = Problem.of(spec), find(spec.scheme)
+    layout = scheme.placement(problem)
+    layers = [
+        LayerState.allocate(device, make_inputs(problem, spec.seed, layer).shard(layout, rank))
+        for layer in range(spec.layers)
+    ]
+    attention = scheme.make(device, problem, layers)
+    barrier()  # so that no rank's first step waits for another's setup
+    _run_steps(spec, device, attention, link)
+    record, allocated_bytes = device.record(), device.allocated_bytes
+    device.close()
+    check = ParityCheck(problem, layout, spec.seed, with_backward=not spec.forward_only)
+    parity = _check(spec, check, layers, attention.monitors, link) if spec.check else []
+    return RankResult(record, attention.monitors, allocated_bytes, parity)
 
 
 def _make_device(spec: RunSpec, rank: int) -> CpuDevice:
@@ -103,7 +104,7 @@ def _pass_range(device: Device, name: str, layer: int) -> AbstractContextManager
 
 
 def _check(
-    spec: RunSpec, problem: Problem, layout: Layout, layers: Sequence[LayerState], link: RankLink
+    spec: RunSpec, check: ParityCheck, layers: Sequence[LayerState], monitors: Monitors, link: RankLink
 ) -> list[ParityRow]:
     """Return all ranks' parity rows on rank 0, which computes the references; nothing elsewhere."""
     rows: list[ParityRow] = []
@@ -114,18 +115,5 @@ def _check(
         whole = {name: parts for name, parts in shards.items() if parts is not None}
         if whole:
             link.progress(f"checking layer {layer + 1} of {len(layers)} against float64")
-            rows += _check_layer(spec, problem, layout, layer, whole)
+            rows += check.rows(layer, whole, has_fp8_keys=monitors.sends_fp8(layer))
     return rows
-
-
-def _check_layer(
-    spec: RunSpec, problem: Problem, layout: Layout, layer: int, shards: dict[str, list[torch.Tensor]]
-) -> list[ParityRow]:
-    inputs = make_inputs(problem, spec.seed, layer)
-    options = {
-        "is_causal": problem.is_causal,
-        "softmax_scale": problem.softmax_scale,
-        "with_backward": not spec.forward_only,
-    }
-    reference = dense_attention(inputs, **options)
-    return parity_rows(layer, layout, shards, reference, one_kernel_attention(inputs, **options))

@@ -27,8 +27,7 @@ from cptrace.capture.nsys_sqlite_writer import write_report
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, UsageError
 from cptrace.labels import RUN_METADATA_SCHEMA
-from cptrace.schemes import find_scheme
-from instrumented.checks import running_max_json
+from instrumented.checks import fp8_json, running_max_json
 from instrumented.processes import die_with_parent, run_ranks
 from instrumented.rank import RankResult, run_rank
 
@@ -67,15 +66,19 @@ def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
         "impl": "reference",
         "device_kind": DEVICE_KIND,
         "transport": TRANSPORT,
-        "layout": find_scheme(spec.scheme).layout,
+        "layout": spec.layout,
         "torch_version": torch.__version__,
         "passes": list(spec.passes),
-        "padded_tokens": 0,
+        "padded_tokens": spec.padded_len - spec.seq_len,
+        "padded_share": (spec.padded_len - spec.seq_len) / spec.padded_len,
+        "padding_multiple": spec.padding_multiple,
+        "fits_without_padding": list(spec.fits_without_padding),
         **options,
         "ranks": [_describe_rank(result) for result in results],
         "checks": {
             "parity": parity if spec.check else None,
-            "running_max": running_max_json([result.monitor for result in results]),
+            "running_max": running_max_json([result.monitors.running_max for result in results]),
+            "fp8_messages": fp8_json(results[0].monitors.fp8),
         },
     }
 

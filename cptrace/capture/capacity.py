@@ -8,6 +8,7 @@ from typing import Final
 
 from cptrace.capture.run_spec import ELEMENT_BYTES, RunSpec
 from cptrace.errors import RunError
+from cptrace.schemes import find_scheme
 from cptrace.units import format_bytes
 
 RANKS_PER_CORE: Final = 8
@@ -48,18 +49,16 @@ def _require_cores(cp_size: int, n_cores: int) -> None:
 def estimate_bytes(spec: RunSpec) -> int:
     """Return about how many bytes a run of `spec` takes at its peak, all ranks together.
 
-    Per rank: inputs, results and gradients of every layer, double buffers and sums of one layer, and one
-    layer's whole inputs while they are drawn in float64. Once: the float64 reference and one kernel's
-    results.
+    Per rank: inputs, results and gradients of every layer, what the scheme keeps, and one layer's whole inputs
+    while they are drawn in float64. Once: the float64 reference and one kernel's results.
     """
-    element, total = ELEMENT_BYTES[spec.dtype], max(4, ELEMENT_BYTES[spec.dtype])
-    q_whole = spec.seq_len * spec.heads * spec.head_dim
-    kv_whole = spec.seq_len * spec.kv_heads * spec.head_dim
-    q, kv = q_whole // spec.cp_size, kv_whole // spec.cp_size
-    layer_bytes = (4 * q + 4 * kv) * element
-    buffer_bytes = (q + 6 * kv) * element + (2 * q + 4 * kv) * total
+    element, shape = ELEMENT_BYTES[spec.dtype], spec.shape
+    q_whole = spec.padded_len * spec.heads * spec.head_dim
+    kv_whole = spec.padded_len * spec.kv_heads * spec.head_dim
+    layer_bytes = 4 * (shape.query_bytes + shape.chunk_bytes)
+    kept = find_scheme(spec.scheme).memory(shape)
     drawing_bytes = 2 * (q_whole + kv_whole) * (8 + element)
-    rank_bytes = _PROCESS_BYTES + spec.layers * layer_bytes + buffer_bytes + drawing_bytes
+    rank_bytes = _PROCESS_BYTES + spec.layers * (layer_bytes + kept.per_layer) + kept.once + drawing_bytes
     check_bytes = 4 * (q_whole + kv_whole) * (8 + element) + _SLICE_BYTES if spec.check else 0
     return spec.cp_size * rank_bytes + check_bytes
 

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
-from cptrace.schemes import AttentionShape, find_scheme
+from cptrace.schemes import AttentionShape, find_scheme, names_with_option
 
-ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp64": 8}
+ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 """Bytes of one element, by name of the data type."""
 
 CLOCKS: Final = ("paced", "real", "virtual")
 
-_POSITIVE: Final = ("cp_size", "seq_len", "heads", "kv_heads", "head_dim", "layers", "steps")
-_POSITIVE_REAL: Final = ("link_gbps", "compute_gflops", "memory_gbytes_per_s")
+FP8: Final = "fp8"
+MESSAGE_DTYPES: Final = ("same", FP8)
+"""Types in which K and V travel: the run's own, or 8-bit floating point with a scale per block."""
+
+_POSITIVE: Final = (
+    "cp_size",
+    "seq_len",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "layers",
+    "steps",
+    "ulysses_size",
+)
+_POSITIVE_REAL: Final = ("link_gbps", "compute_gflops", "memory_gbytes_per_s", "fp8_score_limit")
+_MOST_SIZES: Final = 64  # of ranks, in advice
 _NOT_NEGATIVE: Final = ("warmup", "seed", "link_latency_us")
 
 
@@ -44,14 +58,17 @@ class RunSpec:
         memory_gbytes_per_s: Modelled memory bandwidth of a rank, 10^9 bytes per second.
         seed: Seed of the random inputs.
         check: Whether to compare results with the dense float64 reference.
+        ulysses_size: Ranks that split the heads, for schemes that split both heads and sequence.
+        message_dtype: Type in which K and V travel, one of `MESSAGE_DTYPES`.
+        fp8_score_limit: Largest score up to which messages may be fp8; a layer above it falls back to `dtype`.
     """
 
     scheme: str = "ring"
     cp_size: int = 4
     seq_len: int = 1024
-    heads: int = 4
-    kv_heads: int = 4
-    head_dim: int = 64
+    heads: int = 8
+    kv_heads: int = 8
+    head_dim: int = 32
     layers: int = 1
     dtype: str = "fp32"
     causal: bool = False
@@ -65,18 +82,35 @@ class RunSpec:
     memory_gbytes_per_s: float = 10.0
     seed: int = 0
     check: bool = True
+    ulysses_size: int = 2
+    message_dtype: str = MESSAGE_DTYPES[0]
+    fp8_score_limit: float = 50.0
 
     @property
     def shape(self) -> AttentionShape:
-        """The sizes that traffic formulas take."""
-        return AttentionShape(
-            self.seq_len, self.cp_size, self.heads, self.kv_heads, self.head_dim, ELEMENT_BYTES[self.dtype]
-        )
+        """The sizes that traffic formulas take, with the padded length."""
+        return replace(self._unpadded_shape, seq_len=self.padded_len)
 
     @property
-    def local_len(self) -> int:
-        """Tokens that one rank holds."""
-        return self.seq_len // self.cp_size
+    def padding_multiple(self) -> int:
+        """What the sequence is padded to a multiple of."""
+        return find_scheme(self.scheme).multiple(self._unpadded_shape)
+
+    @property
+    def padded_len(self) -> int:
+        """Tokens of the whole sequence with the padding that the scheme's layout needs."""
+        return -(-self.seq_len // self.padding_multiple) * self.padding_multiple
+
+    @property
+    def layout(self) -> str:
+        """How tokens are placed on ranks."""
+        return find_scheme(self.scheme).layout_of(is_causal=self.causal)
+
+    @property
+    def fits_without_padding(self) -> tuple[int, ...]:
+        """The other numbers of ranks over which the sequence divides without padding, up to 64."""
+        sizes = range(find_scheme(self.scheme).min_cp_size, min(self.seq_len, _MOST_SIZES) + 1)
+        return tuple(n for n in sizes if self.seq_len % replace(self, cp_size=n).padding_multiple == 0)
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -92,7 +126,7 @@ class RunSpec:
         self._validate_numbers()
         self._validate_choices()
         self._validate_heads()
-        self._validate_sequence()
+        self._validate_scheme()
 
     def to_json(self) -> str:
         """Return the options as one JSON object."""
@@ -126,14 +160,10 @@ class RunSpec:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: must not be negative")
 
     def _validate_choices(self) -> None:
-        for name, choices in (("dtype", tuple(ELEMENT_BYTES)), ("clock", CLOCKS)):
+        choices_of = {"dtype": tuple(ELEMENT_BYTES), "clock": CLOCKS, "message_dtype": MESSAGE_DTYPES}
+        for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: choose one of {', '.join(choices)}")
-        scheme = find_scheme(self.scheme)
-        if self.cp_size < scheme.min_cp_size:
-            raise UsageError(
-                f"--cp-size {self.cp_size}: scheme {self.scheme} needs at least {scheme.min_cp_size} ranks"
-            )
 
     def _validate_heads(self) -> None:
         if self.heads % self.kv_heads:
@@ -142,17 +172,47 @@ class RunSpec:
                 f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; choose one of {valid}"
             )
 
-    def _validate_sequence(self) -> None:
-        if not self.seq_len % self.cp_size:
-            return
-        below = self.seq_len // self.cp_size * self.cp_size
-        lengths = " or ".join(str(n) for n in (below, below + self.cp_size) if n)
-        fitting = [n for n in range(2, min(self.seq_len, 64) + 1) if self.seq_len % n == 0]
-        sizes = ", ".join(map(str, fitting))
-        other = f", or keep the length and use --cp-size {sizes}" if sizes else ""
-        raise UsageError(
-            f"--seq-len {self.seq_len} cannot be split evenly over --cp-size {self.cp_size}: "
-            f"use --seq-len {lengths}{other}"
+    def _validate_scheme(self) -> None:
+        scheme = find_scheme(self.scheme)
+        if self.cp_size < scheme.min_cp_size:
+            raise UsageError(
+                f"--cp-size {self.cp_size}: scheme {self.scheme} needs at least {scheme.min_cp_size} ranks"
+            )
+        if scheme.max_cp_size is not None and self.cp_size > scheme.max_cp_size:
+            raise UsageError(
+                f"--cp-size {self.cp_size}: scheme {self.scheme} runs on {scheme.max_cp_size}; "
+                f"use --cp-size {scheme.max_cp_size}"
+            )
+        self._validate_own_options()
+        scheme.check(self._unpadded_shape)
+
+    def _validate_own_options(self) -> None:
+        for item in fields(self):
+            owners = names_with_option(item.name)
+            value = getattr(self, item.name)
+            if owners and self.scheme not in owners and value != item.default:
+                raise UsageError(
+                    f"{_option(item.name)} {value}: scheme {self.scheme} has no such option; it belongs to "
+                    f"--scheme {', '.join(owners)}"
+                )
+        if self.message_dtype == FP8 and not self.warmup:
+            raise UsageError(
+                "--message-dtype fp8 --warmup 0: the scores that decide about fp8 are measured in the step before; "
+                "use --warmup 1"
+            )
+
+    @property
+    def _unpadded_shape(self) -> AttentionShape:
+        return AttentionShape(
+            self.seq_len,
+            self.cp_size,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            ELEMENT_BYTES[self.dtype],
+            self.causal,
+            self.ulysses_size,
+            self.message_dtype == FP8,
         )
 
 

@@ -14,10 +14,10 @@ import click
 
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
-from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, RunSpec
+from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
 from cptrace.errors import RunError
-from cptrace.schemes import SCHEMES
+from cptrace.schemes import HEADS, SCHEMES, find_scheme
 
 _DEFAULTS: Final = RunSpec()
 _DEFAULT_NAME: Final = "report.sqlite"
@@ -33,9 +33,16 @@ _PROGRESS_WIDTH: Final = 60
     help=f"Context-parallel scheme: {', '.join(scheme.name for scheme in SCHEMES)}.",
 )
 @click.option(
-    "--cp-size", default=_DEFAULTS.cp_size, show_default=True, help="Ranks that share the sequence."
+    "--cp-size",
+    type=int,
+    help=f"Ranks that share the sequence.  [default: {_DEFAULTS.cp_size}; 1 for a scheme of one rank]",
 )
-@click.option("--seq-len", default=_DEFAULTS.seq_len, show_default=True, help="Tokens of the whole sequence.")
+@click.option(
+    "--seq-len",
+    default=_DEFAULTS.seq_len,
+    show_default=True,
+    help="Tokens of the whole sequence; padded where the scheme cannot split them evenly.",
+)
 @click.option("--heads", default=_DEFAULTS.heads, show_default=True, help="Query heads.")
 @click.option(
     "--kv-heads", type=int, help="Key and value heads; fewer is grouped-query attention.  [default: --heads]"
@@ -54,6 +61,25 @@ _PROGRESS_WIDTH: Final = 60
     default=_DEFAULTS.causal,
     show_default=True,
     help="Mask later tokens. A contiguous ring is unbalanced then: rank r works on r+1 of P hops.",
+)
+@click.option(
+    "--ulysses-size",
+    default=_DEFAULTS.ulysses_size,
+    show_default=True,
+    help="usp: ranks of a Ulysses group; the groups form a ring.",
+)
+@click.option(
+    "--message-dtype",
+    type=click.Choice(MESSAGE_DTYPES),
+    default=_DEFAULTS.message_dtype,
+    show_default=True,
+    help="te: type in which K and V travel. fp8 has a scale per token and head.",
+)
+@click.option(
+    "--fp8-score-limit",
+    default=_DEFAULTS.fp8_score_limit,
+    show_default=True,
+    help="te: a layer with larger scores does not use fp8.",
 )
 @click.option("--steps", default=_DEFAULTS.steps, show_default=True, help="Measured steps.")
 @click.option(
@@ -108,13 +134,24 @@ _PROGRESS_WIDTH: Final = 60
     help=f"Report to write.  [default: {_DEFAULT_NAME}, or the next free report-N.sqlite]",
 )
 @click.option("--force", is_flag=True, help="Replace the file given with --output.")
-def run(output_format: str, output: Path | None, force: bool, kv_heads: int | None, **options: Any) -> None:
+def run(
+    output_format: str,
+    output: Path | None,
+    force: bool,
+    cp_size: int | None,
+    kv_heads: int | None,
+    **options: Any,
+) -> None:
     """Run one context-parallel attention step on this machine, no GPU needed, and analyse its trace.
 
     Each rank is a process with an emulated device: CUDA's streams and events on CPU threads, real attention
     and real transfers. The report has the schema of an Nsight Systems SQLite export.
     """
-    spec = RunSpec(kv_heads=options["heads"] if kv_heads is None else kv_heads, **options)
+    spec = RunSpec(
+        cp_size=_default_cp_size(options["scheme"]) if cp_size is None else cp_size,
+        kv_heads=options["heads"] if kv_heads is None else kv_heads,
+        **options,
+    )
     spec.validate()
     path = choose_output(output, force=force)
     with _progress_line() as show:
@@ -125,6 +162,12 @@ def run(output_format: str, output: Path | None, force: bool, kv_heads: int | No
         click.echo(describe_outcome(outcome))
         _show_analysis(path)
     _require_passed(outcome)
+
+
+def _default_cp_size(scheme: str) -> int:
+    """Return the number of ranks of a run that does not say: as many as the scheme can have, up to the default."""
+    most = find_scheme(scheme).max_cp_size
+    return _DEFAULTS.cp_size if most is None else min(most, _DEFAULTS.cp_size)
 
 
 def choose_output(output: Path | None, *, force: bool) -> Path:
@@ -144,9 +187,12 @@ def describe_outcome(outcome: RunOutcome) -> str:
     run_of = outcome.metadata
     parity = run_of["checks"]["parity"]
     parts = [_describe_run(run_of)]
+    parts += [_describe_padding(run_of)] if run_of["padded_tokens"] else []
     parts += [_describe_parity(parity)] if parity is not None else ["Parity: not checked (--no-check)."]
-    parts += [_describe_running_max(run_of["checks"]["running_max"]), f"Report: {outcome.report}"]
-    return "\n".join(parts)
+    parts += [_describe_running_max(run_of["checks"]["running_max"])]
+    fp8 = run_of["checks"]["fp8_messages"]
+    parts += [_describe_fp8(fp8)] if fp8 is not None else []
+    return "\n".join([*parts, f"Report: {outcome.report}"])
 
 
 def _describe_run(run_of: Mapping[str, Any]) -> str:
@@ -157,9 +203,27 @@ def _describe_run(run_of: Mapping[str, Any]) -> str:
     return (
         f"Ran {run_of['scheme']}, {' + '.join(run_of['passes'])}, on {run_of['cp_size']} ranks. "
         f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's.\n"
-        f"  {run_of['seq_len']} tokens ({run_of['seq_len'] // run_of['cp_size']} per rank), {heads} of "
+        f"  {run_of['seq_len']} tokens ({_tokens_per_rank(run_of)} per rank), {heads} of "
         f"{run_of['head_dim']}, {run_of['layers']} layer(s), {run_of['dtype']}, {mask} attention, "
         f"{run_of['steps']} step(s) after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
+    )
+
+
+def _tokens_per_rank(run_of: Mapping[str, Any]) -> int:
+    whole: int = run_of["seq_len"] + run_of["padded_tokens"]
+    return whole if run_of["layout"] == HEADS else whole // int(run_of["cp_size"])
+
+
+def _describe_padding(run_of: Mapping[str, Any]) -> str:
+    """Return what the padding costs, and which length or number of ranks needs none."""
+    n_padded, n_tokens = run_of["padded_tokens"], run_of["seq_len"]
+    padded = n_tokens + n_padded
+    below = padded - run_of["padding_multiple"]
+    lengths = " or ".join(str(n) for n in (below, padded) if n)
+    sizes = ", ".join(map(str, run_of["fits_without_padding"]))
+    return (
+        f"  padding: {n_padded} of {padded} tokens ({run_of['padded_share']:.1%}) are masked but computed; "
+        f"--seq-len {lengths}" + (f" or --cp-size {sizes}" if sizes else "") + " needs none"
     )
 
 
@@ -196,12 +260,22 @@ def _worst(rows: Sequence[Mapping[str, Any]], rank: int, tensor: str) -> str:
 
 
 def _describe_running_max(check: Mapping[str, Any]) -> str:
+    if not check["n_merges"]:
+        return "Running softmax statistic: nothing to merge in this scheme."
     if check["passed"]:
         return f"Running softmax statistic: finite and monotone in {check['n_merges']} merges."
     return (
         f"Running softmax statistic: {check['n_not_finite']} values not finite, {check['n_decreased']} fell, "
         f"in {check['n_merges']} merges."
     )
+
+
+def _describe_fp8(fp8: Mapping[str, Any]) -> str:
+    """Return how many layers sent fp8, and why others did not."""
+    used, others = len(fp8["fp8_layers"]), len(fp8["fallback_layers"])
+    largest = "unknown" if fp8["largest_score"] is None else f"{fp8['largest_score']:.3g}"
+    text = f"fp8 messages in {used} of {used + others} layer(s): largest score {largest}, limit {fp8['score_limit']:g}"
+    return text + (", so the others fell back to the run's data type." if others else ".")
 
 
 def _require_passed(outcome: RunOutcome) -> None:

@@ -1,8 +1,9 @@
 """What a scheme may ask of a device: streams, events, launches and communicators, as on CUDA.
 
-Every call returns at once except `synchronize`. Work on one stream runs in launch order; work on two
-streams is ordered only by events. A function launched on a stream writes into tensors that exist already
-and returns nothing.
+Every call returns at once except `synchronize`. Work on one stream runs in launch order; work on two streams
+is ordered only by events, but a kernel that computes fills the device, so that two of them take turns. A
+function launched on a stream writes into tensors that exist already and returns nothing. Every rank of a
+group must launch the transfers of its communicator in the same order.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Message(NamedTuple):
 
     tensor: Tensor
     peer: int
+
+
+Partition = Sequence[Sequence[int]]
+"""Groups of ranks that together hold every rank once."""
 
 
 class Stream(Protocol):
@@ -56,6 +61,10 @@ class Communicator(Protocol):
     def name(self) -> str:
         """What the communicator is for."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its members, in the order in which collectives name them."""
+
 
 class Range(Protocol):
     """A labelled piece of host time; entering and leaving it records an NVTX range."""
@@ -82,8 +91,14 @@ class Device(Protocol):
     def event(self) -> Event:
         """Return a new event that was never recorded."""
 
-    def communicator(self, name: str) -> Communicator:
-        """Return a new communicator of all ranks; every rank must create them in the same order."""
+    def communicator(self, name: str, partition: Partition | None = None) -> Communicator:
+        """Return a new communicator of this rank's group.
+
+        Args:
+            name: What it is for.
+            partition: All groups, every rank in exactly one; None for one group of all ranks. Every rank must
+                create the same communicators in the same order, also those of groups it is not in.
+        """
 
     def launch(
         self, stream: Stream, name: str, function: Callable[..., None], *arguments: object, cost: Cost
@@ -101,6 +116,36 @@ class Device(Protocol):
         receives: Sequence[Message],
     ) -> None:
         """Queue one grouped exchange; it starts to move data when all its peers have arrived."""
+
+    def all_gather(
+        self,
+        stream: Stream,
+        communicator: Communicator,
+        targets: Sequence[Sequence[Tensor]],
+        sources: Sequence[Tensor],
+    ) -> None:
+        """Queue one grouped all-gather: `targets[i][m]` becomes what member m has as `sources[i]`."""
+
+    def reduce_scatter(
+        self,
+        stream: Stream,
+        communicator: Communicator,
+        targets: Sequence[Tensor],
+        sources: Sequence[Sequence[Tensor]],
+    ) -> None:
+        """Queue one grouped reduce-scatter: on member m, `targets[i]` becomes the sum of all `sources[i][m]`."""
+
+    def all_reduce(self, stream: Stream, communicator: Communicator, tensor: Tensor) -> None:
+        """Queue one all-reduce: `tensor`, contiguous, becomes the sum of all members'."""
+
+    def all_to_all(
+        self,
+        stream: Stream,
+        communicator: Communicator,
+        targets: Sequence[Tensor],
+        sources: Sequence[Tensor],
+    ) -> None:
+        """Queue one all-to-all: `targets[m]` becomes the tensor that member m has for this rank."""
 
     def record_event(self, event: Event, stream: Stream) -> None:
         """Make `event` stand for all work queued on `stream` so far."""

@@ -3,6 +3,9 @@
 Only the host thread calls its methods. Host calls take their ids and times here; ops take theirs on the
 stream's thread. What a call orders is fixed at the call: `wait_event` waits for the record that is the
 latest *now*.
+
+Kernels that compute share the device's arithmetic units, which one attention kernel fills: they run one at a
+time in launch order, on whatever streams. Kernels that only move memory run beside them.
 """
 
 from __future__ import annotations
@@ -16,15 +19,21 @@ import torch
 
 from cptrace.capture.records import CopyKind, Op, OpKind, ProcessRecord, Range
 from cptrace.labels import DOMAIN
-from instrumented.runtime import clocks
-from instrumented.runtime.api import Cost, Message
+from instrumented.runtime import clocks, collectives
+from instrumented.runtime.api import Cost, Message, Partition
 from instrumented.runtime.clocks import Clock, TimeModel
+from instrumented.runtime.collectives import Member, Round
 from instrumented.runtime.cpu_stream import CpuStream, DeviceFault, Point
 from instrumented.runtime.gloo import GlooCommunicator
 from instrumented.runtime.nvtx_emitter import NvtxEmitter, SilentEmitter
 from instrumented.runtime.recorder import Recorder
+from instrumented.runtime.turns import TurnOrder
 
 SEND_RECV_NAME: Final = "cptrace_cpu::gloo_SendRecv"
+ALL_GATHER_NAME: Final = "cptrace_cpu::gloo_AllGather"
+REDUCE_SCATTER_NAME: Final = "cptrace_cpu::gloo_ReduceScatter"
+ALL_REDUCE_NAME: Final = "cptrace_cpu::gloo_AllReduce"
+ALL_TO_ALL_NAME: Final = "cptrace_cpu::gloo_AllToAll"
 
 _FIRST_STREAM: Final = 7  # what CUPTI calls the default stream of a first context
 _NEXT_STREAM: Final = 13
@@ -65,6 +74,7 @@ class CpuDevice:
         self._fault = DeviceFault()
         self._streams: list[CpuStream] = []
         self._event_ids = count(1)
+        self._arithmetic = TurnOrder()
 
     # ── resources ──────────────────────────────────────────────────────────────────────────────────
 
@@ -86,27 +96,32 @@ class CpuDevice:
         """Return a new event."""
         return CpuEvent(next(self._event_ids))
 
-    def communicator(self, name: str) -> GlooCommunicator:
-        """Return a new communicator of all ranks."""
-        return GlooCommunicator(name)
+    def communicator(self, name: str, partition: Partition | None = None) -> GlooCommunicator:
+        """Return a new communicator of this rank's group."""
+        return GlooCommunicator(name, partition)
 
     # ── work ───────────────────────────────────────────────────────────────────────────────────────
 
     def launch(
         self, stream: CpuStream, name: str, function: Callable[..., None], *arguments: object, cost: Cost
     ) -> None:
-        """Queue `function(*arguments)` as one kernel."""
+        """Queue `function(*arguments)` as one kernel; one that fills the device takes its turn."""
         model_ns = self._model.op_ns(cost)
         correlation_id, launched_ns = self._host_call("cudaLaunchKernel_v7000", clocks.LAUNCH_NS)
+        before, turn = self._arithmetic.take() if cost.flops else (None, None)
 
         def work(ready_ns: int) -> int:
-            start_ns = self._clock.op_start(ready_ns)
+            start_ns = self._clock.op_start(max(ready_ns, before.wait()) if before else ready_ns)
             function(*arguments)
             end_ns = self._clock.op_end(start_ns, model_ns)
             self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
+            if turn:
+                turn.finish(end_ns)
             return end_ns
 
         stream.run(launched_ns, work)
+        if turn:
+            stream.finally_run(turn.release)
 
     def copy(self, stream: CpuStream, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy within this device."""
@@ -130,18 +145,65 @@ class CpuDevice:
         receives: Sequence[Message],
     ) -> None:
         """Queue one grouped exchange."""
-        peers = sorted({message.peer for message in (*sends, *receives)})
-        n_bytes = max(_total_bytes(sends), _total_bytes(receives))  # links are full duplex
-        model_ns = self._model.transfer_ns(n_bytes)
+        self._transfer(stream, communicator, SEND_RECV_NAME, collectives.send_recv(sends, receives))
+
+    def all_gather(
+        self,
+        stream: CpuStream,
+        communicator: GlooCommunicator,
+        targets: Sequence[Sequence[torch.Tensor]],
+        sources: Sequence[torch.Tensor],
+    ) -> None:
+        """Queue one grouped all-gather."""
+        rounds = collectives.all_gather(self._member(communicator), targets, sources)
+        self._transfer(stream, communicator, ALL_GATHER_NAME, rounds)
+
+    def reduce_scatter(
+        self,
+        stream: CpuStream,
+        communicator: GlooCommunicator,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[Sequence[torch.Tensor]],
+    ) -> None:
+        """Queue one grouped reduce-scatter."""
+        rounds = collectives.reduce_scatter(self._member(communicator), targets, sources)
+        self._transfer(stream, communicator, REDUCE_SCATTER_NAME, rounds)
+
+    def all_reduce(self, stream: CpuStream, communicator: GlooCommunicator, tensor: torch.Tensor) -> None:
+        """Queue one all-reduce in place."""
+        rounds = collectives.all_reduce(self._member(communicator), tensor)
+        self._transfer(stream, communicator, ALL_REDUCE_NAME, rounds)
+
+    def all_to_all(
+        self,
+        stream: CpuStream,
+        communicator: GlooCommunicator,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+    ) -> None:
+        """Queue one all-to-all."""
+        rounds = collectives.all_to_all(self._member(communicator), targets, sources)
+        self._transfer(stream, communicator, ALL_TO_ALL_NAME, rounds)
+
+    def _member(self, communicator: GlooCommunicator) -> Member:
+        return Member(communicator.ranks, self.rank)
+
+    def _transfer(
+        self, stream: CpuStream, communicator: GlooCommunicator, name: str, rounds: Sequence[Round]
+    ) -> None:
+        """Queue one communication kernel; its data moves when all its peers have arrived."""
+        peers = sorted(set().union(*(step.peers for step in rounds)))
+        model_ns = sum(self._model.transfer_ns(step.link_bytes) for step in rounds)
         correlation_id, launched_ns = self._host_call("cuLaunchKernelEx", clocks.COLLECTIVE_LAUNCH_NS)
-        before, turn = communicator.take_turn()
+        before, turn = communicator.turns.take()
 
         def work(ready_ns: int) -> int:
             start_ns = self._clock.op_start(max(ready_ns, before.wait()))
             arrived_ns = communicator.exchange_arrivals(start_ns, peers)
-            communicator.exchange(sends, receives)
+            for step in rounds:
+                step.finish(communicator.exchange(step.sends, step.receives))
             end_ns = self._clock.op_end(arrived_ns, model_ns)
-            self._record_kernel(SEND_RECV_NAME, start_ns, end_ns, stream, correlation_id)
+            self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
             turn.finish(end_ns)
             return end_ns
 
@@ -267,7 +329,3 @@ def _mark(stream: CpuStream) -> Point:
     point = Point()
     stream.mark(point)
     return point
-
-
-def _total_bytes(messages: Sequence[Message]) -> int:
-    return sum(message.tensor.nbytes for message in messages)

@@ -9,7 +9,7 @@ it gives every clock the moment from which data could move.
 from __future__ import annotations
 
 import os
-import threading
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from instrumented.runtime.api import Message
+from instrumented.runtime.api import Message, Partition
+from instrumented.runtime.turns import TurnOrder
 
 _TIMEOUT: Final = timedelta(minutes=30)  # a guard only: the supervisor ends all ranks when one fails
 _ARRIVAL_TAG: Final = 1
@@ -67,17 +68,20 @@ def gather_shards(shard: torch.Tensor) -> list[torch.Tensor] | None:
 class GlooCommunicator:
     """One process group whose transfers run in launch order."""
 
-    def __init__(self, name: str) -> None:
-        """Create the group; every rank must do so in the same order."""
-        self.name = name
-        self._group: Any = dist.new_group(timeout=_TIMEOUT)
-        self._tail = _Turn()
-        self._tail.finish(0)
+    def __init__(self, name: str, partition: Partition | None = None) -> None:
+        """Create all groups of a partition and keep this rank's; every rank must do so in the same order.
 
-    def take_turn(self) -> tuple[_Turn, _Turn]:
-        """Return the turn to wait for and the turn to finish; called by the host in launch order."""
-        before, self._tail = self._tail, _Turn()
-        return before, self._tail
+        Args:
+            name: What the communicator is for.
+            partition: The groups; None for one of all ranks.
+        """
+        self.name = name
+        self.turns = TurnOrder()
+        groups = [range(dist.get_world_size())] if partition is None else partition
+        for ranks in groups:
+            group = dist.new_group(list(ranks), timeout=_TIMEOUT)
+            if dist.get_rank() in ranks:
+                self.ranks, self._group = tuple(ranks), group
 
     def exchange_arrivals(self, arrival_ns: int, peers: Sequence[int]) -> int:
         """Return the latest arrival of this rank and its peers.
@@ -94,22 +98,24 @@ class GlooCommunicator:
             work.wait()
         return max([arrival_ns, *(int(box.item()) for box in theirs)])
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Move the data, through staging copies, so that a target changes only when all of it is there."""
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[torch.Tensor]:
+        """Move the data and return what arrived, in the order of `receives`, whose tensors stay untouched.
+
+        So a target changes only when all data is there, as the caller decides.
+        """
         staged = [torch.empty_like(message.tensor).contiguous() for message in receives]
         outgoing = [message.tensor.contiguous() for message in sends]
         works = [
-            self._receive(box, message.peer, _FIRST_DATA_TAG + index)
-            for index, (box, message) in enumerate(zip(staged, receives, strict=True))
+            self._receive(box, message.peer, tag)
+            for box, message, tag in zip(staged, receives, _tags(receives), strict=True)
         ]
         works += [
-            self._send(box, message.peer, _FIRST_DATA_TAG + index)
-            for index, (box, message) in enumerate(zip(outgoing, sends, strict=True))
+            self._send(box, message.peer, tag)
+            for box, message, tag in zip(outgoing, sends, _tags(sends), strict=True)
         ]
         for work in works:
             work.wait()
-        for box, message in zip(staged, receives, strict=True):
-            message.tensor.copy_(box)
+        return staged
 
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return dist.isend(tensor, peer, group=self._group, tag=tag)
@@ -118,21 +124,11 @@ class GlooCommunicator:
         return dist.irecv(tensor, peer, group=self._group, tag=tag)
 
 
-class _Turn:
-    """One transfer's place in the order of its communicator."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._end_ns = 0
-
-    def finish(self, end_ns: int) -> None:
-        self._end_ns = end_ns
-        self._done.set()
-
-    def release(self) -> None:
-        """Let the next transfer go even though this one failed."""
-        self._done.set()
-
-    def wait(self) -> int:
-        self._done.wait()
-        return self._end_ns
+def _tags(messages: Sequence[Message]) -> list[int]:
+    """Return each message's tag: its number among those of one peer, in which both sides agree."""
+    n_before: Counter[int] = Counter()
+    tags = []
+    for message in messages:
+        tags.append(_FIRST_DATA_TAG + n_before[message.peer])
+        n_before[message.peer] += 1
+    return tags

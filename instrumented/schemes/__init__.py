@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
-from instrumented.problem import LayerState, Problem
-from instrumented.runtime.api import Device
-from instrumented.schemes.ring import RingAttention
-from instrumented.softmax import RunningMaxMonitor
+from instrumented.schemes import (
+    all_gather,
+    all_gather_sliced,
+    ring,
+    single,
+    striped_ring,
+    te,
+    tp,
+    ulysses,
+    ulysses_chunked,
+    usp,
+    zigzag_ring,
+)
+from instrumented.schemes.base import Attention, Implementation, Monitors
 
+__all__ = ["IMPLEMENTATIONS", "Attention", "Implementation", "Monitors", "find"]
 
-class Attention(Protocol):
-    """A scheme at work: queues passes of layers on its device."""
-
-    monitor: RunningMaxMonitor
-
-    def forward(self, layer: int) -> None:
-        """Queue one layer's forward pass."""
-
-    def backward(self, layer: int) -> None:
-        """Queue one layer's backward pass."""
-
-
-class AttentionFactory(Protocol):
-    """Makes a scheme for one rank."""
-
-    def __call__(self, device: Device, problem: Problem, layers: Sequence[LayerState]) -> Attention:
-        """Return the scheme with its streams, communicators and buffers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Implementation:
-    """A scheme's name and the code behind it."""
-
-    name: str
-    make: AttentionFactory
+IMPLEMENTATIONS: Final[tuple[Implementation, ...]] = (
+    Implementation("single", single.SingleAttention, single.layout),
+    Implementation("all_gather", all_gather.make, all_gather.layout),
+    Implementation("all_gather_sliced", all_gather_sliced.make, all_gather_sliced.layout),
+    Implementation("ring", ring.make, ring.layout),
+    Implementation("zigzag_ring", zigzag_ring.make, zigzag_ring.layout),
+    Implementation("striped_ring", striped_ring.make, striped_ring.layout),
+    Implementation("te", te.TeAttention, te.layout),
+    Implementation("ulysses", ulysses.make, ulysses.layout),
+    Implementation("ulysses_chunked", ulysses_chunked.make, ulysses_chunked.layout),
+    Implementation("usp", usp.make, usp.layout),
+    Implementation("tp", tp.TensorParallelAttention, tp.layout),
+)
 
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (Implementation("ring", RingAttention),)
+def find(name: str) -> Implementation:
+    """Return the code of a scheme that `cptrace.schemes` knows."""
+    return next(item for item in IMPLEMENTATIONS if item.name == name)

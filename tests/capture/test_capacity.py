@@ -38,9 +38,19 @@ def test_a_machine_that_does_not_say_is_trusted(monkeypatch: pytest.MonkeyPatch)
     capacity.require_capacity(replace(DEFAULT, seq_len=1 << 30))
 
 
-@pytest.mark.parametrize("change", [{"seq_len": 2048}, {"layers": 8}, {"heads": 8}, {"dtype": "fp64"}])
+@pytest.mark.parametrize("change", [{"seq_len": 2048}, {"layers": 8}, {"heads": 16}, {"dtype": "fp64"}])
 def test_more_of_anything_needs_more(change: dict[str, object]) -> None:
     assert capacity.estimate_bytes(replace(DEFAULT, **change)) > capacity.estimate_bytes(DEFAULT)
+
+
+@pytest.mark.parametrize(
+    "change", [{"scheme": "te", "cp_size": 8}, {"scheme": "all_gather"}, {"kv_heads": 4}]
+)
+def test_a_scheme_counts_with_what_it_keeps(change: dict[str, object]) -> None:
+    """Of long sequences: the whole K and V of an all-gather, a partial output per hop, fewer KV heads."""
+    long = replace(DEFAULT, seq_len=1 << 16)
+    grows = change != {"kv_heads": 4}
+    assert (capacity.estimate_bytes(replace(long, **change)) > capacity.estimate_bytes(long)) == grows
 
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_json_of_another_shape_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheme": "rong"}, "--scheme rong: no such scheme; choose one of ring"),
+        ({"scheme": "rong"}, "--scheme rong: no such scheme; choose one of single, .*ring"),
         ({"cp_size": 1}, "--cp-size 1: scheme ring needs at least 2 ranks"),
         ({"cp_size": 0}, "--cp-size 0: must be at least 1"),
         ({"steps": 0}, "--steps 0: must be at least 1"),
@@ -55,16 +55,38 @@ def test_json_of_another_shape_is_refused(text: str, message: str) -> None:
         ({"link_gbps": math.nan}, "--link-gbps nan: must be greater than 0"),
         ({"compute_gflops": math.inf}, "--compute-gflops inf: must be greater than 0 and finite"),
         ({"link_latency_us": -1.0}, "--link-latency-us -1.0: must not be negative"),
-        ({"dtype": "fp8"}, "--dtype fp8: choose one of fp32, bf16, fp64"),
+        ({"dtype": "fp8"}, "--dtype fp8: choose one of fp32, bf16, fp16, fp64"),
         ({"clock": "sundial"}, "--clock sundial: choose one of paced, real, virtual"),
         ({"heads": 6, "kv_heads": 4}, "--kv-heads 4 does not divide --heads 6; choose one of 1, 2, 3, 6"),
-        ({"kv_heads": 8}, "--kv-heads 8 does not divide --heads 4; choose one of 1, 2, 4"),
+        ({"kv_heads": 16}, "--kv-heads 16 does not divide --heads 8; choose one of 1, 2, 4, 8"),
+        ({"message_dtype": "fp4"}, "--message-dtype fp4: choose one of same, fp8"),
+        ({"ulysses_size": 0}, "--ulysses-size 0: must be at least 1"),
+        ({"scheme": "single"}, "--cp-size 4: scheme single runs on 1; use --cp-size 1"),
         (
-            {"seq_len": 1001},
-            "--seq-len 1001 cannot be split evenly over --cp-size 4: use --seq-len 1000 or 1004, "
-            "or keep the length and use --cp-size 7, 11, 13",
+            {"scheme": "ulysses", "heads": 6, "kv_heads": 6},
+            "--heads 6 cannot .* 4; use --cp-size 2, 3, 6, or --heads 8",
         ),
-        ({"seq_len": 3}, "--seq-len 3 .*: use --seq-len 4, or keep the length and use --cp-size 3"),
+        (
+            {"scheme": "ulysses", "heads": 12, "kv_heads": 6},
+            "--kv-heads 6 can neither be split over nor replicated to --cp-size 4; "
+            "use --cp-size 2, 3, 6, 12, or --kv-heads 4",
+        ),
+        (
+            {"scheme": "ulysses_chunked", "heads": 4, "kv_heads": 4},
+            "--heads 4: .* needs heads to pipeline, and 1 per rank .* use --heads 8, or --scheme ulysses",
+        ),
+        (
+            {"scheme": "usp", "cp_size": 3},
+            "--ulysses-size 2 does not divide --cp-size 3; use --ulysses-size 1",
+        ),
+        (
+            {"scheme": "usp", "heads": 6, "kv_heads": 6, "ulysses_size": 4},
+            "--heads 6 cannot be split over --ulysses-size 4; use --ulysses-size 1, 2, or --heads 8",
+        ),
+        ({"scheme": "tp", "kv_heads": 2}, "--kv-heads 2 .* --cp-size 4; use --cp-size 2, or --kv-heads 4"),
+        ({"ulysses_size": 4}, "--ulysses-size 4: scheme ring has no such option; it belongs to --scheme usp"),
+        ({"message_dtype": "fp8"}, "--message-dtype fp8: scheme ring has no such option; .* --scheme te"),
+        ({"scheme": "te", "message_dtype": "fp8", "warmup": 0}, "fp8 --warmup 0: .*; use --warmup 1"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_with_advice(
@@ -78,8 +100,17 @@ def test_the_default_can_be_meant() -> None:
     DEFAULT.validate()
 
 
-def test_lengths_in_the_advice_are_accepted() -> None:
-    for seq_len in (1000, 1004):
-        replace(DEFAULT, seq_len=seq_len).validate()
-    for cp_size in (7, 11, 13):
-        replace(DEFAULT, seq_len=1001, cp_size=cp_size).validate()
+def test_a_length_that_does_not_divide_is_padded_and_the_advice_would_avoid_it() -> None:
+    spec = replace(DEFAULT, seq_len=1001)
+    spec.validate()
+    assert (spec.padded_len, spec.padding_multiple, spec.shape.seq_len) == (1004, 4, 1004)
+    assert spec.fits_without_padding == (7, 11, 13)
+    for cp_size in spec.fits_without_padding:
+        assert replace(spec, cp_size=cp_size).padded_len == 1001
+
+
+def test_a_layout_of_two_chunks_pads_to_twice_the_ranks() -> None:
+    spec = replace(DEFAULT, scheme="te", seq_len=2999, causal=True)
+    assert (spec.layout, spec.padded_len) == ("zigzag", 3000)
+    assert replace(spec, seq_len=3001).padded_len == 3008
+    assert replace(spec, seq_len=3001, causal=False).padded_len == 3004

@@ -60,7 +60,9 @@ def timed_rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     return {table: query(path, f"SELECT {columns} FROM {table}") for table, columns in TIMED_TABLES.items()}
 
 
-@pytest.mark.parametrize("name", ["ring-virtual.sqlite", "ring-causal-virtual.sqlite"])
+@pytest.mark.parametrize(
+    "name", ["ring-virtual.sqlite", "te-causal-virtual.sqlite", "all-gather-sliced-virtual.sqlite"]
+)
 def test_a_virtual_sample_can_be_made_again(name: str, tmp_path: Path) -> None:
     (entry,) = [entry for entry in MANIFEST if entry["file"] == name]
     arguments = [*shlex.split(entry["command"])[1:], "--no-check", "--format", "json"]
@@ -80,6 +82,13 @@ def test_the_samples_show_what_they_say() -> None:
     assert min(share("ring-paced.sqlite", "forward")) > 0.5
     causal = share("ring-causal-virtual.sqlite", "backward")
     assert causal[0] < causal[3]
+    assert max(share("ulysses-virtual.sqlite", "forward")) < 0.01
+    assert min(share("ulysses-chunked-virtual.sqlite", "forward")) > 0.5
+    assert max(share("all-gather-virtual.sqlite", "forward")) == 0.0
+    assert min(share("all-gather-sliced-virtual.sqlite", "forward")) > 0.85
+    zigzag, te = (share(f"{name}-causal-virtual.sqlite", "backward") for name in ("zigzag-ring", "te"))
+    assert max(zigzag) - min(zigzag) < 0.01
+    assert min(te) > max(zigzag) > 0.8
 
 
 @pytest.mark.nsys

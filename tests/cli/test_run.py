@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from cptrace.capture.launcher import RunOutcome
+from cptrace.capture.run_spec import RunSpec
 from cptrace.cli import run as cli_run
 from cptrace.cli.run import choose_output, describe_outcome
 from cptrace.cli.run import run as run_command
@@ -130,9 +131,11 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["--seq-len", "1001"], UsageError, "use --seq-len 1000 or 1004"),
-        (["--kv-heads", "3"], UsageError, "choose one of 1, 2, 4"),
-        (["--scheme", "rong"], UsageError, "choose one of ring"),
+        (["--kv-heads", "3"], UsageError, "choose one of 1, 2, 4, 8"),
+        (["--scheme", "rong"], UsageError, "choose one of single"),
+        (["--scheme", "ulysses", "--cp-size", "3"], UsageError, "use --cp-size 2, 4, 8, or --heads 9"),
+        (["--scheme", "single", "--cp-size", "2"], UsageError, "use --cp-size 1"),
+        (["--ulysses-size", "4"], UsageError, "it belongs to --scheme usp"),
         (["-o", "/no/such/folder/x.sqlite"], RenderError, "there is no folder /no/such/folder"),
     ],
 )
@@ -170,6 +173,8 @@ def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome
         "head_dim": 64,
         "layers": 1,
         "dtype": "fp32",
+        "layout": "contiguous",
+        "padded_tokens": 0,
         "causal": False,
         "steps": 3,
         "warmup": 1,
@@ -177,7 +182,7 @@ def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome
         "link_latency_us": 20.0,
         "compute_gflops": 5.0,
         "memory_gbytes_per_s": 10.0,
-        "checks": {"parity": [row], "running_max": check},
+        "checks": {"parity": [row], "running_max": check, "fp8_messages": None},
     }
     return RunOutcome(Path("report.sqlite"), metadata)
 
@@ -219,12 +224,82 @@ def test_the_table_marks_what_failed() -> None:
     assert "4 heads (2 for K and V) of 64" in text
 
 
+def outcome_of(**change: object) -> RunOutcome:
+    """Return the outcome of a run with a changed description."""
+    outcome = outcome_with(parity_row())
+    return RunOutcome(outcome.report, {**outcome.metadata, **change})
+
+
+def test_padding_is_told_with_what_would_avoid_it() -> None:
+    padding = {"padded_tokens": 3, "padded_share": 3 / 1004, "padding_multiple": 4}
+    text = describe_outcome(outcome_of(seq_len=1001, **padding, fits_without_padding=[7, 11, 13]))
+    assert "1001 tokens (251 per rank)" in text
+    assert (
+        "padding: 3 of 1004 tokens (0.3%) are masked but computed; "
+        "--seq-len 1000 or 1004 or --cp-size 7, 11, 13 needs none"
+    ) in text
+    prime = describe_outcome(
+        outcome_of(seq_len=3, padded_tokens=1, padded_share=0.25, padding_multiple=4, fits_without_padding=[])
+    )
+    assert "1 of 4 tokens (25.0%) are masked but computed; --seq-len 4 needs none" in prime
+
+
+def test_a_run_without_padding_says_nothing_about_it() -> None:
+    assert "padding" not in describe_outcome(outcome_of())
+
+
+def test_split_heads_leave_all_tokens_on_every_rank() -> None:
+    assert "1024 tokens (1024 per rank)" in describe_outcome(outcome_of(layout="heads"))
+
+
+def test_fp8_messages_and_fallbacks_are_told() -> None:
+    fp8 = {"score_limit": 50.0, "largest_score": 61.25, "fp8_layers": [0, 2], "fallback_layers": [1]}
+    checks = {**outcome_of().metadata["checks"], "fp8_messages": fp8}
+    text = describe_outcome(outcome_of(checks=checks))
+    assert "fp8 messages in 2 of 3 layer(s): largest score 61.2, limit 50, so the others fell back" in text
+    checks["fp8_messages"] = {**fp8, "largest_score": None, "fallback_layers": []}
+    assert "fp8 messages in 2 of 2 layer(s): largest score unknown, limit 50." in describe_outcome(
+        outcome_of(checks=checks)
+    )
+
+
+def test_a_scheme_without_merges_says_so() -> None:
+    checks = outcome_of().metadata["checks"]
+    checks["running_max"] = {**checks["running_max"], "n_merges": 0}
+    assert "nothing to merge in this scheme" in describe_outcome(outcome_of(checks=checks))
+
+
+def test_the_ranks_are_as_many_as_the_scheme_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def start(spec: RunSpec, *_: object) -> RunOutcome:
+        seen.append(spec.cp_size)
+        return outcome_of()
+
+    monkeypatch.setattr(cli_run, "launch", start)
+    monkeypatch.setattr(cli_run, "_show_analysis", lambda _path: None)
+    for arguments in (["--scheme", "single"], [], ["--cp-size", "2"]):
+        assert invoke(*arguments, "-o", "unused.sqlite") is None
+    assert seen == [1, 4, 2]
+
+
 def test_schemes_lists_every_scheme() -> None:
     output = CliRunner().invoke(schemes, []).output
     for scheme in SCHEMES:
         assert scheme.name in output
         assert scheme.summary in output
         assert scheme.limits in output
+        assert scheme.forward_formula in output
+        assert scheme.backward_formula in output
+    assert "contiguous; zigzag with --causal" in output
+
+
+def test_schemes_as_json_have_the_same_entries() -> None:
+    entries = json.loads(CliRunner().invoke(schemes, ["--format", "json"]).output)
+    assert [entry["name"] for entry in entries] == [scheme.name for scheme in SCHEMES]
+    assert all(entry["forward_bytes"] and entry["backward_bytes"] for entry in entries)
+    (te,) = (entry for entry in entries if entry["name"] == "te")
+    assert te["options"] == ["message_dtype", "fp8_score_limit"]
 
 
 def test_help_names_every_option_of_a_run() -> None:

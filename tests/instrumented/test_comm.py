@@ -36,7 +36,8 @@ class LoggingDevice:
     def event(self) -> str:
         return self._name("event")
 
-    def communicator(self, name: str) -> str:
+    def communicator(self, name: str, partition: tuple[tuple[int, ...], ...]) -> str:
+        assert partition == ((0, 1, 2, 3),)
         return name
 
     def send_recv(self, stream: str, communicator: str, sends: list, receives: list) -> None:

@@ -137,11 +137,12 @@ def test_virtual_times_follow_from_what_each_op_waits_for(device: CpuDevice) -> 
     s1      a[3,103] c[103,113] ● r
     s2      b[6,36]               d[113,163] e[163,164]
 
-    a, b start when their launch is over; c when a ends; d when the event after c fires; e when d ends.
+    a, b start when their launch is over, b beside a because it only moves memory; c when a ends; d when the
+    event after c fires; e when d ends.
     """
     first, second, event = device.stream(), device.stream(), device.event()
     device.launch(first, "a", nothing, cost=Cost(flops=100_000))
-    device.launch(second, "b", nothing, cost=Cost(flops=30_000))
+    device.launch(second, "b", nothing, cost=Cost(memory_bytes=30_000))
     device.launch(first, "c", nothing, cost=Cost(flops=10_000))
     device.record_event(event, first)
     device.wait_event(second, event)
@@ -156,6 +157,30 @@ def test_virtual_times_follow_from_what_each_op_waits_for(device: CpuDevice) -> 
         "e": (163_000, 164_000),
     }
     assert device.record().api_calls[-1].end_ns == 164_000  # the host was blocked until e was done
+
+
+def test_two_kernels_that_fill_the_device_take_turns_in_launch_order(device: CpuDevice) -> None:
+    """As one attention kernel leaves no room for another, a second stream does not double the speed.
+
+    s1   a[3,103]           d[233,234]
+    s2           b[103,133]
+    s3   c[9,109]
+    s2 is free for b from 6 on; c moves memory beside a; d waits for the turn of e, launched before it.
+    """
+    first, second, third = device.stream(), device.stream(), device.stream()
+    device.launch(first, "a", nothing, cost=Cost(flops=100_000))
+    device.launch(second, "b", nothing, cost=Cost(flops=30_000))
+    device.launch(third, "c", nothing, cost=Cost(memory_bytes=100_000))
+    device.launch(second, "e", nothing, cost=Cost(flops=100_000))
+    device.launch(first, "d", nothing, cost=Cost(flops=1_000))
+    device.synchronize()
+    assert times(device.record()) == {
+        "a": (3_000, 103_000),
+        "b": (103_000, 133_000),
+        "c": (9_000, 109_000),
+        "e": (133_000, 233_000),
+        "d": (233_000, 234_000),
+    }
 
 
 def test_virtual_times_do_not_depend_on_how_long_the_work_takes() -> None:
@@ -248,7 +273,7 @@ def test_an_error_wakes_a_host_that_is_blocked_on_another_stream(real_device: Cp
 def test_paced_ops_of_two_streams_overlap() -> None:
     device = CpuDevice(0, 1, PacedClock(time.monotonic_ns()), MODEL)
     for name in ("a", "b"):
-        device.launch(device.stream(), name, nothing, cost=Cost(flops=60_000_000))
+        device.launch(device.stream(), name, nothing, cost=Cost(memory_bytes=60_000_000))
     device.synchronize()
     device.close()
     (start_a, end_a), (start_b, end_b) = times(device.record()).values()

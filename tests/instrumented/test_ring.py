@@ -11,17 +11,13 @@ from pathlib import Path
 import pytest
 
 from cptrace.labels import parse_label
-from cptrace.schemes import find_scheme
 from tests.instrumented.conftest import RING_SPECS, RingRun, run_apart
 from tests.support.emulated_report import KernelRow, pass_overlap, query, read_kernels, run_metadata
 
 CASES = pytest.mark.parametrize(
     "index",
     range(len(RING_SPECS)),
-    ids=[
-        f"{s['cp_size']}ranks-{'causal' if s['causal'] else 'full'}-{s['kv_heads']}kv-{s['dtype']}"
-        for s in RING_SPECS
-    ],
+    ids=[f"{s['cp_size']}ranks-{'causal' if s['causal'] else 'full'}-{s['kv_heads']}kv" for s in RING_SPECS],
 )
 
 DEFAULT = {"clock": "virtual", "check": False}
@@ -38,8 +34,7 @@ def test_results_are_as_exact_as_one_kernels(ring_runs: list[RingRun], index: in
         for layer in range(spec.layers)
         for name in ("out", "dq", "dk", "dv")
     }
-    if spec.dtype != "fp64":  # there the reference rounds as much itself, and the limit has a floor
-        assert all(row["rms_error"] <= 2 * row["one_kernel_rms_error"] for row in rows), rows
+    assert all(row["rms_error"] <= 2 * row["one_kernel_rms_error"] for row in rows), rows
     assert all(row["passed"] for row in rows), rows
     assert all(row["max_error"] > 0 for row in rows)
 
@@ -52,25 +47,6 @@ def test_the_running_maximum_is_watched_in_every_merge(ring_runs: list[RingRun],
     check = metadata["checks"]["running_max"]
     assert check["passed"]
     assert check["n_merges"] == blocks_per_layer * spec.layers * spec.steps
-
-
-@CASES
-def test_bytes_and_messages_are_those_of_the_formula(ring_runs: list[RingRun], index: int) -> None:
-    spec, _, report = ring_runs[index]
-    ring = find_scheme("ring")
-    expected = {
-        "forward": (ring.forward_bytes(spec.shape), ring.forward_messages(spec.shape)),
-        "backward": (ring.backward_bytes(spec.shape), ring.backward_messages(spec.shape)),
-    }
-    kernels = [kernel for kernel in read_kernels(report) if kernel.is_comm]
-    for rank in range(spec.cp_size):
-        for layer in range(spec.layers):
-            for name, wanted in expected.items():
-                labels = [parse_label(kernel.labels[-1]) for kernel in kernels if kernel.pid == 1000 + rank]
-                mine = [
-                    x.fields for x in labels if (x.fields["pass"], x.fields["layer"]) == (name, str(layer))
-                ]
-                assert (sum(int(fields["bytes"]) for fields in mine), len(mine)) == wanted
 
 
 def attention_hops(kernels: list[KernelRow], rank: int, pass_name: str) -> list[int]:
