@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import labels, schema
-from cptrace.launches import Launches, closed_ranges, innermost_ranges, names_match
+from cptrace.launches import Launches, closed_ranges, distinct_names, innermost_ranges, names_match
 from cptrace.names import function_name
 from cptrace.trace import Trace
 
@@ -208,11 +208,11 @@ def _collectives_of_ranges(trace: Trace, calls: npt.NDArray[np.int64]) -> npt.ND
     ranges = closed_ranges(trace.ranges[names_match(trace.ranges["name"], _ANY_COLLECTIVE)])
     if ranges.empty:
         return np.full(len(calls), -1, np.int8)
-    names = ranges["name"].cat.remove_unused_categories().cat
-    of_name = np.array([_collective_in(name, sure=True) for name in names.categories], np.int8)
+    texts, slot = distinct_names(ranges["name"])
+    of_text = np.array([_collective_in(text or "", sure=True) for text in texts], np.int8)
     thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
     found, is_found = innermost_ranges(ranges, thread, instant)
-    return np.where(is_found, of_name[names.codes.to_numpy()[found]], -1).astype(np.int8)
+    return np.where(is_found, of_text[slot[found]], -1).astype(np.int8)
 
 
 def _collective_in(name: str, *, sure: bool = False) -> int:

@@ -148,6 +148,17 @@ def names_match(names: pd.Series, pattern: str) -> BoolArray:
     return np.append(is_match, False).astype(bool)[names.cat.codes.to_numpy()]
 
 
+def distinct_names(names: pd.Series) -> tuple[list[str | None], Int64Array]:
+    """Return the distinct texts of a column, None for a missing one, and the place among them of each row's.
+
+    Args:
+        names: Categorical texts; the categories may be many more than are used.
+    """
+    slot, codes = pd.factorize(names.cat.codes.to_numpy())
+    texts = [None if code < 0 else str(names.cat.categories[code]) for code in codes.tolist()]
+    return texts, slot
+
+
 def closed_ranges(ranges: pd.DataFrame) -> pd.DataFrame:
     """Return the ranges that have an end.
 

@@ -24,7 +24,7 @@ import pandas as pd
 from cptrace import labels
 from cptrace.classify import COMM
 from cptrace.intervals import BoolArray, Int64Array
-from cptrace.launches import Launches, closed_ranges, innermost_ranges, names_match
+from cptrace.launches import Launches, closed_ranges, distinct_names, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.trace import Trace
 
@@ -88,14 +88,14 @@ def comm_labels(trace: Trace, launches: Launches, rows: Int64Array) -> tuple[pd.
     ranges = closed_ranges(trace.ranges[(trace.ranges["domain"] == labels.DOMAIN).to_numpy()])
     ranges = ranges[names_match(ranges["name"], _COMM_LABEL)]
     codes = np.full(len(rows), -1, np.int64)
-    names = ranges["name"].cat.remove_unused_categories().cat
+    texts, slot = distinct_names(ranges["name"])
     launched = np.flatnonzero(launches.is_known[rows])
     if len(ranges) and len(launched):
         calls = launches.call[rows[launched]]
         thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
         found, is_found = innermost_ranges(ranges, thread, instant)
-        codes[launched] = np.where(is_found, names.codes.to_numpy()[found], -1)
-    return pd.Categorical.from_codes(codes, categories=names.categories), codes >= 0
+        codes[launched] = np.where(is_found, slot[found], -1)
+    return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str")), codes >= 0
 
 
 def _match_labels(trace: Trace, rows: Int64Array, texts: pd.Categorical) -> Arrivals:

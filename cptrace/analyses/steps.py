@@ -12,7 +12,7 @@ import pandas as pd
 from cptrace import labels
 from cptrace.errors import UsageError
 from cptrace.intervals import Int64Array
-from cptrace.launches import Launches, closed_ranges, names_match
+from cptrace.launches import Launches, closed_ranges, distinct_names, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.trace import Trace
 
@@ -90,12 +90,13 @@ def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame 
 
 def _is_step(names: pd.Series, pattern: re.Pattern[str] | None) -> npt.NDArray[np.bool_]:
     """Return which ranges are called like a step; each distinct name is looked at once."""
-    if pattern is None:
-        candidate = names_match(names, _CANDIDATE)
-        names = names.where(candidate).cat.remove_unused_categories()
     matches = DEFAULT_PATTERN.fullmatch if pattern is None else pattern.search
-    of_name = np.array([matches(text) is not None for text in names.cat.categories.tolist()] + [False])
-    return of_name[names.cat.codes.to_numpy()]
+    rows = np.arange(len(names)) if pattern is not None else np.flatnonzero(names_match(names, _CANDIDATE))
+    texts, slot = distinct_names(names.iloc[rows])
+    of_text = np.array([text is not None and matches(text) is not None for text in texts], bool)
+    is_step = np.zeros(len(names), bool)
+    is_step[rows] = of_text[slot]
+    return is_step
 
 
 def _examples(ranges: pd.DataFrame) -> str:
