@@ -140,7 +140,8 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
     not_applicable = list(_hidden(scope))
     if isinstance(scope.arrivals, NotApplicable):
         not_applicable.append(scope.arrivals)
-    with ThreadPoolExecutor(2) as pool:  # they only read the scope; much more than two would wait for each other
+    # They only read the scope; many more than two would only wait for each other.
+    with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda analysis: analysis.run(scope), ANALYSES))
     for analysis, outcome in zip(ANALYSES, outcomes, strict=True):
         if isinstance(outcome, NotApplicable):
