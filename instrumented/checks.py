@@ -41,9 +41,10 @@ class ParityRow:
         max_limit: What it may be.
         one_kernel_max_error: One kernel's largest error over the whole sequence.
         rms_error: The scheme's root mean square error over the rank's part; None where not finite.
-        rms_limit: What it may be.
-        one_kernel_rms_error: One kernel's root mean square error over the same part: under a causal mask
-            gradients of early tokens are larger than those of late ones, and so are their errors.
+        rms_limit: What it may be, by one kernel's root mean square error over the same part (under a causal mask
+            gradients of early tokens are larger than those of late ones, and so are their errors) or over the
+            whole sequence where that is larger (on a few tokens a kernel may be lucky).
+        one_kernel_rms_error: One kernel's root mean square error over the same part.
     """
 
     rank: int
@@ -91,8 +92,9 @@ def parity_rows(
     for name, parts in shards.items():
         whole, measure = reference.named()[name], one_kernel.named()[name]
         kernel_error = measure.double() - whole
-        ulp, n_rms_ulps = torch.finfo(measure.dtype).eps, _rms_floor_ulps(measure.dtype)
-        one_kernel_max = _largest(kernel_error)
+        ulp = torch.finfo(measure.dtype).eps
+        rms_ulps = _RMS_FLOOR_ULPS_FP64 if measure.dtype == torch.float64 else _RMS_FLOOR_ULPS
+        one_kernel_max, whole_kernel_rms = _largest(kernel_error), _rms(kernel_error)
         max_limit = max(MAX_ERROR_RATIO * one_kernel_max, _MAX_FLOOR_ULPS * ulp * _largest(whole))
         for rank, part in enumerate(parts):
             tokens = slice(0, layout.n_tokens(rank))
@@ -100,15 +102,12 @@ def parity_rows(
                 continue  # all padding
             exact, own_kernel_error = (layout.shard(t, rank)[:, tokens] for t in (whole, kernel_error))
             error, one_kernel_rms = part[:, tokens].double() - exact, _rms(own_kernel_error)
-            rms_limit = max(MAX_ERROR_RATIO * one_kernel_rms, n_rms_ulps * ulp * _rms(exact))
+            rms_scale = max(one_kernel_rms, whole_kernel_rms)
+            rms_limit = max(MAX_ERROR_RATIO * rms_scale, rms_ulps * ulp * _rms(exact))
             max_figures = (_finite(_largest(error)), max_limit, one_kernel_max)
             rms_figures = (_finite(_rms(error)), rms_limit, one_kernel_rms)
             rows.append(ParityRow(rank, layer, name, *max_figures, *rms_figures))
     return rows
-
-
-def _rms_floor_ulps(data_type: torch.dtype) -> int:
-    return _RMS_FLOOR_ULPS_FP64 if data_type == torch.float64 else _RMS_FLOOR_ULPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ def ulysses_chunked(shape: AttentionShape) -> Memory:
 def usp(shape: AttentionShape) -> Memory:
     """Return what Ulysses keeps of its group and the ring of the exchanged tensors."""
     u = shape.ulysses_size
+    if u in (1, shape.cp_size):
+        return ring(shape) if u == 1 else ulysses(shape)
     group = replace(shape, seq_len=shape.local_len * u, cp_size=u)
     kv_heads = heads_per_rank(shape.kv_heads, u)
     inner = replace(group, cp_size=1, heads=shape.heads // u, kv_heads=kv_heads)

@@ -64,7 +64,7 @@ class RingAttention:
             compute: The stream to compute on; None for a new one.
         """
         self._problem, self._layers = problem, layers
-        self._compute = compute or device.stream()
+        self._compute = device.stream() if compute is None else compute
         self._kernels = Kernels(device, self._compute, problem.softmax_scale)
         kv_shapes = (problem.kv_shape, problem.kv_shape)
         self._kv = RingExchange(device, "kv", group)

@@ -42,7 +42,8 @@ class SingleAttention:
             hop: Number of this part of the work in labels.
         """
         self._problem, self._layers, self._hop = problem, layers, hop
-        self._kernels = Kernels(device, compute or device.stream(), problem.softmax_scale)
+        stream = device.stream() if compute is None else compute
+        self._kernels = Kernels(device, stream, problem.softmax_scale)
         self._lse_BHS = [device.empty(problem.lse_shape, problem.sum_type) for _ in layers]
         # A causal mask hides padding already: it comes after all tokens.
         self._keys = slice(0, problem.local_len if problem.is_causal else problem.seq_len)

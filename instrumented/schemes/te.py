@@ -118,11 +118,11 @@ class TeAttention:
         self._back_ring.release(held, self._main.stream)
 
     def _attend(self, place: Place, block: Block | None, slot: Slot) -> None:
-        """Launch attention of a hop on the stream whose turn it is, and free the hop's slot after it."""
+        """Launch attention of a hop on the stream whose turn it is, and free the hop's slot after it.
+
+        Also a hop without work waits for its chunk: the backward ring, on another stream, sends the last one.
+        """
         kernels = self._kernels[place.hop % 2]
-        if place.hop > 0 and block is None:
-            self._ring.pass_over(slot)
-            return
         if place.hop > 0:
             self._ring.acquire(slot, kernels.stream)
         if block:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cptrace.capture.run_spec import RunSpec
+from tests.instrumented.scheme_cases import CASES, SMALL
 
 SCRIPT = Path(__file__).with_name("rank_programs.py")
 
@@ -37,9 +38,35 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "failing_op",
         "killed_rank",
         "silent_rank",
+        "collectives",
+        "groups",
+        "low_precision",
+        "uneven_all_reduce",
     )
     results = run_apart("programs", ",".join(names), tmp_path_factory.mktemp("programs"))
     return {name: value for name, (value, _) in results.items()}
+
+
+class Case(NamedTuple):
+    """One run of a scheme without a report: its options, and what each rank has to show."""
+
+    spec: RunSpec
+    ranks: list[dict[str, Any]]
+
+    @property
+    def parity(self) -> list[dict[str, Any]]:
+        """All ranks' comparisons with float64."""
+        return self.ranks[0]["parity"]
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """Return a run for each of `scheme_cases.CASES`, by its name."""
+    results = run_apart("cases", json.dumps([*CASES.values()]), tmp_path_factory.mktemp("cases"))
+    return {
+        name: Case(RunSpec(**options), ranks)
+        for (name, options), ranks in zip(CASES.items(), results, strict=True)
+    }
 
 
 class RingRun(NamedTuple):
@@ -49,16 +76,6 @@ class RingRun(NamedTuple):
     metadata: dict[str, Any]
     report: Path
 
-
-SMALL = {
-    "clock": "virtual",
-    "seq_len": 48,
-    "heads": 8,
-    "kv_heads": 8,
-    "head_dim": 16,
-    "steps": 1,
-    "warmup": 0,
-}
 
 RING_SPECS = tuple(
     {**SMALL, "cp_size": cp_size, "causal": causal, "kv_heads": kv_heads, "layers": layers}

@@ -22,6 +22,7 @@ import torch
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import RunError
 from instrumented.processes import RankLink, run_ranks
+from instrumented.rank import RankResult, execute
 from instrumented.run import run
 from instrumented.runtime.api import Cost, Message
 from instrumented.runtime.clocks import TimeModel, VirtualClock
@@ -29,6 +30,8 @@ from instrumented.runtime.cpu import CpuDevice
 from instrumented.runtime.gloo import barrier, start_gloo, stop_gloo
 
 MODEL = TimeModel(compute_gflops=1.0, memory_gbytes_per_s=1.0, link_gbps=8.0, link_latency_us=1.0)
+
+CASES_PER_GROUP = 40  # a case leaves its communicators' sockets open until its processes end
 
 Program = Callable[[CpuDevice, RankLink], None]
 
@@ -119,6 +122,66 @@ def silent_rank(device: CpuDevice, _link: RankLink) -> None:
     time.sleep(60)
 
 
+def numbers(device: CpuDevice, count: int) -> torch.Tensor:
+    """Return a tensor that tells its rank: rank * 100, rank * 100 + 1, ..."""
+    return torch.arange(count, dtype=torch.float32) + 100 * device.rank
+
+
+def require(actual: torch.Tensor, expected: list[float]) -> None:
+    """Fail the rank if a tensor is not as expected."""
+    if actual.flatten().tolist() != expected:
+        raise ValueError(f"got {actual.flatten().tolist()}, expected {expected}")
+
+
+def collectives(device: CpuDevice, _link: RankLink) -> None:
+    """All four collectives on 3 ranks, two tensors at once where they are grouped; rank 2 arrives late."""
+    stream, communicator, ranks = device.stream(), device.communicator("all"), range(device.size)
+    if device.rank == 2:
+        device.launch(stream, "work", nothing, cost=Cost(flops=100_000))
+    own, gathered = numbers(device, 2), torch.zeros(2, device.size, 2)
+    device.all_gather(stream, communicator, [list(rows) for rows in gathered], [own, -own])
+    parts = [numbers(device, 2) + 10 * rank for rank in ranks]
+    reduced = torch.zeros(2)
+    device.reduce_scatter(stream, communicator, [reduced], [parts])
+    everyone = numbers(device, 6)
+    device.all_reduce(stream, communicator, everyone)
+    received = torch.zeros(device.size, 2)
+    device.all_to_all(stream, communicator, list(received), parts)
+    device.synchronize()
+    rows = [[100.0 * rank, 100.0 * rank + 1] for rank in ranks]
+    require(gathered[0], [value for row in rows for value in row])
+    require(gathered[1], [-value for row in rows for value in row])
+    require(reduced, [300.0 + 30 * device.rank, 303.0 + 30 * device.rank])
+    require(everyone, [300.0 + 3 * index for index in range(6)])
+    require(received, [value + 10 * device.rank for row in rows for value in row])
+
+
+def groups(device: CpuDevice, _link: RankLink) -> None:
+    """Two groups of an uneven partition: ranks 0 and 2 gather, and ranks 3 and 1, in that order; late rank 1."""
+    stream = device.stream()
+    communicator = device.communicator("half", [(0, 2), (3, 1)])
+    if device.rank == 1:
+        device.launch(stream, "work", nothing, cost=Cost(flops=100_000))
+    gathered = torch.zeros(2, 1)
+    device.all_gather(stream, communicator, [list(gathered)], [numbers(device, 1)])
+    device.synchronize()
+    require(gathered, [0.0, 200.0] if device.rank in (0, 2) else [300.0, 100.0])
+
+
+def low_precision(device: CpuDevice, _link: RankLink) -> None:
+    """A sum of bf16 over 3 ranks: 256 + 1 + 1 is 258 if it is rounded once, and 256 if after every addition."""
+    stream, communicator = device.stream(), device.communicator("all")
+    tensor = torch.full((3,), 256.0 if device.rank == 0 else 1.0, dtype=torch.bfloat16)
+    device.all_reduce(stream, communicator, tensor)
+    device.synchronize()
+    require(tensor, [258.0] * 3)
+
+
+def uneven_all_reduce(device: CpuDevice, _link: RankLink) -> None:
+    """A tensor that does not divide by the ranks is refused."""
+    device.all_reduce(device.stream(), device.communicator("all"), torch.zeros(5))
+
+
 PROGRAMS: dict[str, tuple[int, Program]] = {
     "late_rank": (4, late_rank),
     "one_communicator": (2, one_communicator),
@@ -127,6 +190,10 @@ PROGRAMS: dict[str, tuple[int, Program]] = {
     "failing_op": (4, failing_op),
     "killed_rank": (3, killed_rank),
     "silent_rank": (2, silent_rank),
+    "collectives": (3, collectives),
+    "groups": (4, groups),
+    "low_precision": (3, low_precision),
+    "uneven_all_reduce": (2, uneven_all_reduce),
 }
 
 
@@ -153,10 +220,60 @@ def run_specs(specs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]
     ]
 
 
+class QuietLink:
+    """Drops what a rank says about its progress."""
+
+    def progress(self, text: str) -> None:
+        """Say nothing."""
+
+
+def run_cases(specs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Run specs without reports, as many as possible in one process group; return each one's ranks' summaries."""
+    results: dict[int, list[dict[str, Any]]] = {}
+    for size in sorted({spec["cp_size"] for spec in specs}):
+        numbers = [number for number, spec in enumerate(specs) if spec["cp_size"] == size]
+        for start in range(0, len(numbers), CASES_PER_GROUP):
+            batch = numbers[start : start + CASES_PER_GROUP]
+            by_rank = run_batch(size, [RunSpec(**specs[number]) for number in batch])
+            results |= {
+                number: list(ranks) for number, ranks in zip(batch, zip(*by_rank, strict=True), strict=True)
+            }
+    return [results[number] for number in range(len(specs))]
+
+
+def run_batch(size: int, specs: list[RunSpec]) -> list[list[dict[str, Any]]]:
+    """Return, by rank, a summary of each spec, all run in one process group."""
+
+    def body(rank: int, link: RankLink) -> None:
+        torch.set_num_threads(1)
+        start_gloo(Path(folder), rank, size)
+        link.result([summary(execute(spec, rank, QuietLink())) for spec in specs])
+        stop_gloo()
+
+    for spec in specs:
+        spec.validate()
+    with tempfile.TemporaryDirectory() as folder:
+        return run_ranks(size, body, lambda _text: None)
+
+
+def summary(result: RankResult) -> dict[str, Any]:
+    """Return what tests look at of one rank."""
+    return {
+        "parity": [row.to_json() for row in result.parity],
+        "ranges": [item.text for item in result.record.ranges],
+        "ops": [op.name for op in result.record.ops],
+        "running_max": result.monitors.running_max,
+        "fp8": result.monitors.fp8,
+        "allocated_bytes": result.allocated_bytes,
+    }
+
+
 def main(kind: str, argument: str, result: str) -> None:
-    """Run programs (names with commas) or specs (JSON) and write what came of them."""
+    """Run programs (names with commas), or cases or specs (JSON), and write what came of them."""
     if kind == "programs":
         value: Any = {name: (run_program(name), time.monotonic()) for name in argument.split(",")}
+    elif kind == "cases":
+        value = run_cases(json.loads(argument))
     else:
         value = run_specs(json.loads(argument), Path(result).parent)
     Path(result).write_bytes(pickle.dumps(value))
