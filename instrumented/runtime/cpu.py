@@ -199,10 +199,10 @@ class CpuDevice:
 
         def work(ready_ns: int) -> int:
             start_ns = self._clock.op_start(max(ready_ns, before.wait()))
-            arrived_ns = communicator.exchange_arrivals(start_ns, peers)
+            arrivals = communicator.announce(start_ns, peers)
             for step in rounds:
                 step.finish(communicator.exchange(step.sends, step.receives))
-            end_ns = self._clock.op_end(arrived_ns, model_ns)
+            end_ns = self._clock.op_end(arrivals.latest(), model_ns)
             self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
             turn.finish(end_ns)
             return end_ns
