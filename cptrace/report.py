@@ -41,7 +41,12 @@ class Report:
 
         Args:
             section: One of `SECTIONS`.
+
+        Raises:
+            KeyError: There is no such section.
         """
+        if section not in SECTIONS:
+            raise KeyError(f"a report has no section {section!r}; it has {', '.join(SECTIONS)}")
         return self.sections.get(section, ())
 
     def frame(self, section: str) -> pd.DataFrame:

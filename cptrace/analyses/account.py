@@ -129,6 +129,8 @@ def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
             **{name: [int(times[name].sum()) for times in measured] for name in TIMES},
         }
     )
+    extent_ns = accounts["window_end_ns"] - accounts["window_start_ns"]
+    accounts["between_steps_ns"] = extent_ns - accounts["window_ns"]
     return _finish(scope, accounts)
 
 

@@ -32,6 +32,20 @@ _POSITIVE: Final = (
 _POSITIVE_REAL: Final = ("link_gbps", "compute_gflops", "memory_gbytes_per_s", "fp8_score_limit")
 _MOST_SIZES: Final = 64  # of ranks, in advice
 _NOT_NEGATIVE: Final = ("warmup", "seed", "link_latency_us")
+# Beyond these a run would last for days, its report would not fit, or its numbers would not fit into 64 bits.
+_MOST: Final = {
+    "cp_size": 4096,
+    "seq_len": 2**31,
+    "heads": 2**20,
+    "kv_heads": 2**20,
+    "head_dim": 2**16,
+    "layers": 10_000,
+    "steps": 10_000,
+    "warmup": 10_000,
+    "seed": 2**63 - 1,
+    "link_latency_us": 1e9,
+}
+_LEAST_REAL: Final = {"link_gbps": 1e-6, "compute_gflops": 1e-6, "memory_gbytes_per_s": 1e-6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,7 @@ class RunSpec:
             UsageError: They cannot; the message names the values that could.
         """
         self._validate_numbers()
+        self._validate_bounds()
         self._validate_choices()
         self._validate_heads()
         self._validate_scheme()
@@ -157,7 +172,15 @@ class RunSpec:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: must be greater than 0 and finite")
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{_option(name)} {getattr(self, name)}: must not be negative")
+                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be finite and not negative")
+
+    def _validate_bounds(self) -> None:
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at most {most:g}")
+        for name, least in _LEAST_REAL.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at least {least:g}")
 
     def _validate_choices(self) -> None:
         choices_of = {"dtype": tuple(ELEMENT_BYTES), "clock": CLOCKS, "message_dtype": MESSAGE_DTYPES}

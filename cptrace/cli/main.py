@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Final, NamedTuple, NoReturn
@@ -9,10 +10,12 @@ from typing import Final, NamedTuple, NoReturn
 import click
 
 from cptrace import __version__
-from cptrace.errors import CptraceError
+from cptrace.errors import CptraceError, RenderError
 
 INTERRUPTED: Final = 130
 _USAGE: Final = 2
+# What a full disk, a broken device and a closed descriptor say; anything else is no matter of the output.
+_OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT)
 
 
 class Verb(NamedTuple):
@@ -79,6 +82,10 @@ def main() -> NoReturn:
         context = getattr(error, "ctx", None)
         hint = f"; see `{context.command_path} --help`" if context is not None else ""
         _fail(error.format_message().rstrip(".") + hint, _USAGE)
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        _fail(f"cannot write to standard output: {error.strerror}", RenderError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", INTERRUPTED)
     sys.exit(0)

@@ -87,6 +87,8 @@ def write_output(text: str, output: Path | None) -> None:
 
 
 def _write_stdout(text: str) -> None:
+    if sys.stdout is None:
+        raise RenderError("cannot write to standard output: it is closed; name a file with --output")
     encoding = sys.stdout.encoding or "utf-8"
     # Names of any script reach a terminal that may not know it: a question mark is better than no report.
     known = text.encode(encoding, "replace").decode(encoding)
@@ -106,14 +108,19 @@ def _give_up_stdout() -> None:
 
 def terminal_width() -> int:
     """Return the number of columns to write for: the terminal's, else 80 (or what COLUMNS says)."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+    if not _is_terminal() and "COLUMNS" not in os.environ:
         return _PLAIN_WIDTH
     return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
 
 
 def has_color() -> bool:
     """Return whether standard output is a terminal that wants colour (see no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _is_terminal() -> bool:
+    # Python has no standard output at all where it was closed before the start.
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _umask() -> int:

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Final, NoReturn
 
-from cptrace.cli.main import main
+INTERRUPTED: Final = 130
+_CANNOT_WRITE: Final = 5
 
 _M_ARENA_MAX: Final = -8
 
@@ -28,9 +29,13 @@ def run() -> NoReturn:
     """Run the command line as a process of its own: the entry point of the command `cptrace`."""
     use_one_heap()
     try:
+        from cptrace.cli.main import main  # here: an interrupt may come while it loads
+
         main()
     except SystemExit as end:
         leave(end.code if isinstance(end.code, int) else 0)
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -40,8 +45,11 @@ def leave(exit_code: int) -> NoReturn:
         exit_code: Code for the caller.
     """
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed before the start
+                stream.flush()
     except BrokenPipeError:
         exit_code = 0  # the reader (`| head`) has seen enough
+    except OSError:
+        exit_code = exit_code or _CANNOT_WRITE
     os._exit(exit_code)

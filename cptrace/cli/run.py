@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,7 @@ from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
 from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
-from cptrace.errors import RunError
+from cptrace.errors import RenderError, RunError
 from cptrace.schemes import HEADS, SCHEMES, find_scheme
 
 _DEFAULTS: Final = RunSpec()
@@ -154,8 +156,10 @@ def run(
     )
     spec.validate()
     path = choose_output(output, force=force)
-    with _progress_line() as show:
-        outcome = launch(spec, path, show)
+    with _progress_line() as show, scratch_beside(path) as scratch:
+        outcome = launch(spec, scratch, show)
+        path = claim_output(scratch, output, path, force=force)
+    outcome = replace(outcome, report=path)
     if output_format == "json":
         click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))
     else:
@@ -176,10 +180,47 @@ def choose_output(output: Path | None, *, force: bool) -> Path:
     Raises:
         RenderError: The path asked for exists and is not to be replaced, or its folder cannot be written to.
     """
-    names = chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2)))
-    path = output or next(path for path in map(Path, names) if not path.exists())
+    path = output or next(path for path in _default_names() if not path.exists())
     check_output(path, force=force)
     return path
+
+
+def _default_names() -> Iterator[Path]:
+    return map(Path, chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2))))
+
+
+@contextmanager
+def scratch_beside(path: Path) -> Iterator[Path]:
+    """Yield a name of this process's own in the folder of a report; nothing is left there afterwards."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def claim_output(scratch: Path, output: Path | None, path: Path, *, force: bool) -> Path:
+    """Give a written report its name and return that: a name that another run has taken meanwhile stays its own.
+
+    Args:
+        scratch: Where the report is now.
+        output: The path asked for; None for the first free default name.
+        path: The name chosen before the run.
+        force: A file at the path asked for is to be replaced.
+
+    Raises:
+        RenderError: The path asked for was taken while the run went on.
+    """
+    if output is not None and force:
+        os.replace(scratch, path)
+        return path
+    for name in (path,) if output is not None else _default_names():
+        try:
+            os.link(scratch, name)
+        except FileExistsError:
+            continue
+        return name
+    raise RenderError(f"cannot write {path}: another program made it during the run; choose another name")
 
 
 def describe_outcome(outcome: RunOutcome) -> str:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -58,7 +59,8 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
         if rows:
             yield Text(f"\n{heading}", style="bold")
             yield from table(rows, width)
-        if section == "ranks":
+        if rows and section == "ranks":
+            yield from _window(rows)
             yield from _peer_wait(report)
     yield from _not_applicable(report)
     yield from _coverage(report)
@@ -158,6 +160,21 @@ def _balance(rows: Sequence[Row]) -> Iterable[Any]:
     text = " + ".join(f"{label} {row[name]:,}" for label, name in parts.items())
     verdict = "every rank sums exactly" if is_exact else "NOT EXACT: please report this as a bug of cptrace"
     yield Text(f"rank {row['rank']}: {text} = window {row['window_ns']:,} ns ({verdict})", style="dim")
+
+
+def _window(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield where the window of the rank with the longest one lies, and what its steps leave out."""
+    row = max(rows, key=lambda r: (r["window_ns"], -r["rank"]))
+    yield Text(
+        f"its window runs from {row['window_start_ns']:,} to {row['window_end_ns']:,} ns of the trace",
+        style="dim",
+    )
+    gap = max(rows, key=lambda r: (r["between_steps_ns"], -r["rank"]))
+    if gap["between_steps_ns"]:
+        yield Text(
+            f"not in it: {format_ns(gap['between_steps_ns'])} between the steps of rank {gap['rank']}, from the last"
+            " operation of one to the first of the next (--window all has it)"
+        )
 
 
 def _peer_wait(report: Report) -> Iterable[Any]:
@@ -288,7 +305,9 @@ def _table(
     """Return a table of one line per row; the column of names is cut to the room that the others leave."""
     cells = [[_clean(cell) for cell in line] for line in lines]
     if name is not None:
-        others = [max(len(line[c]) for line in [columns, *cells]) for c in range(len(columns)) if c != name]
+        others = [
+            max(cell_len(line[c]) for line in [columns, *cells]) for c in range(len(columns)) if c != name
+        ]
         room = max(_MIN_NAME, width - sum(others) - 2 * len(others))
         cells = [[_cut(cell, room) if c == name else cell for c, cell in enumerate(line)] for line in cells]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -301,7 +320,7 @@ def _table(
 
 
 def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+    return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
 
 
 def _rest(n_all: int, what: str, n_shown: int = _MAX_ROWS) -> Iterable[Any]:

@@ -22,6 +22,8 @@ from cptrace.trace import Note
 _PID_SHIFT: Final = 24
 _PID_MASK: Final = 0xFFFFFF
 
+_IDENTITY: Final = ("process", "device", "context", "stream")
+
 # 146 years: times count from the start of the capture, and from 1970 at most.
 _LATEST_NS: Final = 2**62
 _COPY_NAMES: Final = {
@@ -156,7 +158,7 @@ def _valid_times(
     is_bad = (end < start) | (end > _LATEST_NS) | (start < -_LATEST_NS)
     if not info.is_time_shifted:
         is_bad |= start < 0
-    for mask in (no_start, no_end):
+    for mask in (no_start, no_end, *(raw.ints(name)[1] for name in _IDENTITY if name in raw.columns)):
         is_bad = is_bad if mask is None else is_bad | mask
     n_bad = int(np.count_nonzero(is_bad))
     if not n_bad:
@@ -168,15 +170,12 @@ def _valid_times(
             for name, (values, mask) in (("start", times["start_ns"]), ("end", times["end_ns"]))
         )
         raise TraceError(
-            f"{raw.file.path}: {n_bad} of {len(start)} rows of {raw.name} have missing, negative, reversed or"
-            f" impossibly late times (the first: {first}); export the report again, or leave such rows out with"
-            " --drop-invalid"
+            f"{raw.file.path}: {n_bad} of {len(start)} rows of {raw.name} have no device, stream or process, or"
+            f" missing, negative, reversed or impossibly late times (the first: {first}); export the report again, or"
+            " leave such rows out with --drop-invalid"
         )
-    notes.append(
-        Note(
-            "dropped-rows", f"{raw.name}: rows with missing, negative or reversed times were left out", n_bad
-        )
-    )
+    text = f"{raw.name}: rows with missing ids, or missing, negative or reversed times were left out"
+    notes.append(Note("dropped-rows", text, n_bad))
     return ~is_bad
 
 

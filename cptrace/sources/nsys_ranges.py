@@ -38,7 +38,9 @@ def make_ranges(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
         raw: What was read of NVTX_EVENTS.
     """
     event_type, _ = raw.ints("type")
-    (start, _), (end, no_end), (thread, _) = (raw.ints(name) for name in ("start_ns", "end_ns", "thread"))
+    (start, no_start), (end, no_end), (thread, _) = (
+        raw.ints(name) for name in ("start_ns", "end_ns", "thread")
+    )
     kind = _kinds(event_type)
     columns: dict[str, Any] = {
         "start_ns": start,
@@ -52,11 +54,17 @@ def make_ranges(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
     }
     has_end = np.ones(len(end), bool) if no_end is None else ~no_end
     is_reversed = (kind >= 0) & (end < start) & has_end
+    if no_start is not None:
+        is_reversed |= (kind >= 0) & no_start
     notes = []
     if is_reversed.any():
         n_reversed = int(np.count_nonzero(is_reversed))
         notes.append(
-            Note("dropped-rows", f"{raw.name}: ranges that end before they start were left out", n_reversed)
+            Note(
+                "dropped-rows",
+                f"{raw.name}: ranges without a start, or that end before it, were left out",
+                n_reversed,
+            )
         )
     keep = (kind >= 0) & ~is_reversed
     return schema.make_frame(schema.RANGES, _keep(columns, keep)), notes

@@ -182,10 +182,10 @@ def _check_is_whole(file: SqliteFile, present: Sequence[str]) -> None:
                 f"{file.path}: {table} lacks its column {lacking[0]}, which every Nsight Systems export has; the file"
                 " was changed after the export: export the report again"
             )
-    if KERNEL in present and STRINGS not in file.columns:
+    if KERNEL in present and not file.has_rows(STRINGS):
         raise SourceError(
-            f"{file.path}: it has kernels but no {STRINGS} table, so their names are not known and communication"
-            " cannot be told from compute; export the report again with all tables"
+            f"{file.path}: it has kernels but nothing in the table {STRINGS}, so their names are not known and"
+            " communication cannot be told from compute; export the report again with all tables"
         )
 
 

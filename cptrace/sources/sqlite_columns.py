@@ -166,6 +166,11 @@ class SqliteFile:
         """Turn what SQLite says of a damaged file into an error that says what to do."""
         try:
             yield
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the damaged text
+            raise SourceError(
+                f"{self.path}: SQLite cannot read it (its schema is no text); the file is damaged: export the report"
+                " again"
+            ) from error
         except (sqlite3.Error, adbc_driver_manager.Error) as error:
             reason = str(error).strip().splitlines()[0]
             raise SourceError(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +185,24 @@ def test_terminal_width(columns, width, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
     assert terminal_width() == width
+
+
+def test_a_closed_standard_output_is_one_line_and_no_traceback(tmp_path):
+    path = TinyExport().kernel("k", 0, 10).write(tmp_path / "t.sqlite")
+    command = f'exec "{sys.executable}" -m cptrace analyze "{path}" >&-'
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+    assert "closed" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_every_command_says_that_a_disk_is_full():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cptrace", "schemes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1)

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.run_spec import RunSpec
 from cptrace.cli import run as cli_run
-from cptrace.cli.run import choose_output, describe_outcome
+from cptrace.cli.run import choose_output, claim_output, describe_outcome
 from cptrace.cli.run import run as run_command
 from cptrace.cli.schemes import schemes
 from cptrace.errors import CptraceError, RenderError, RunError, UsageError
@@ -196,10 +197,11 @@ def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome
     ],
 )
 def test_failed_parity_exits_with_6_and_keeps_the_report(
-    row: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    row: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     shown: list[Path] = []
-    monkeypatch.setattr(cli_run, "launch", lambda *_: outcome_with(row))
+    monkeypatch.setattr(cli_run, "launch", ended_with(outcome_with(row)))
     monkeypatch.setattr(cli_run, "_show_analysis", shown.append)
     result = CliRunner().invoke(run_command, ["-o", "report-of-this-test.sqlite"])
     assert isinstance(result.exception, RunError)
@@ -207,11 +209,13 @@ def test_failed_parity_exits_with_6_and_keeps_the_report(
     with pytest.raises(RunError, match=message):
         raise result.exception
     assert shown == [Path("report-of-this-test.sqlite")]
+    assert [path.name for path in tmp_path.iterdir()] == ["report-of-this-test.sqlite"]
 
 
-def test_a_damaged_running_statistic_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_running_statistic_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     outcome = outcome_with(parity_row(), running_max=False)
-    monkeypatch.setattr(cli_run, "launch", lambda *_: outcome)
+    monkeypatch.setattr(cli_run, "launch", ended_with(outcome))
     monkeypatch.setattr(cli_run, "_show_analysis", lambda _path: None)
     result = CliRunner().invoke(run_command, ["-o", "unused.sqlite"])
     assert isinstance(result.exception, RunError)
@@ -222,6 +226,16 @@ def test_the_table_marks_what_failed() -> None:
     text = describe_outcome(outcome_with(parity_row(max_error=1e-3, passed=False)))
     assert "!1.00e-03" in text
     assert "4 heads (2 for K and V) of 64" in text
+
+
+def ended_with(outcome: RunOutcome) -> Callable[..., RunOutcome]:
+    """Return what stands in for a run: it writes a report and ends with the outcome."""
+
+    def run_of(_spec: RunSpec, output: Path, *_: object) -> RunOutcome:
+        output.write_bytes(b"report")
+        return outcome
+
+    return run_of
 
 
 def outcome_of(**change: object) -> RunOutcome:
@@ -269,17 +283,20 @@ def test_a_scheme_without_merges_says_so() -> None:
     assert "nothing to merge in this scheme" in describe_outcome(outcome_of(checks=checks))
 
 
-def test_the_ranks_are_as_many_as_the_scheme_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_are_as_many_as_the_scheme_can_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     seen: list[int] = []
 
-    def start(spec: RunSpec, *_: object) -> RunOutcome:
+    def start(spec: RunSpec, output: Path, *_: object) -> RunOutcome:
         seen.append(spec.cp_size)
-        return outcome_of()
+        return ended_with(outcome_of())(spec, output)
 
     monkeypatch.setattr(cli_run, "launch", start)
     monkeypatch.setattr(cli_run, "_show_analysis", lambda _path: None)
     for arguments in (["--scheme", "single"], [], ["--cp-size", "2"]):
-        assert invoke(*arguments, "-o", "unused.sqlite") is None
+        assert invoke(*arguments, "-o", "unused.sqlite", "--force") is None
     assert seen == [1, 4, 2]
 
 
@@ -308,3 +325,43 @@ def test_help_names_every_option_of_a_run() -> None:
         assert option in output
     assert "gigabits (not bytes)" in " ".join(output.split())
     assert "unbalanced" in output
+
+
+def test_a_name_taken_during_the_run_stays_the_other_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scratch = tmp_path / ".report.sqlite.1"
+    for taken, expected in (([], "report.sqlite"), (["report.sqlite"], "report-2.sqlite")):
+        for path in tmp_path.glob("report*"):
+            path.unlink()
+        scratch.write_text("new")
+        for name in taken:
+            (tmp_path / name).write_text("old")
+        claimed = claim_output(scratch, None, Path("report.sqlite"), force=False)
+        assert (claimed.name, claimed.read_text()) == (expected, "new")
+        assert all((tmp_path / name).read_text() == "old" for name in taken)
+
+
+def test_an_output_that_appears_during_the_run_is_not_replaced_unless_forced(tmp_path):
+    scratch, output = tmp_path / ".x", tmp_path / "x.sqlite"
+    scratch.write_text("new")
+    output.write_text("old")
+    with pytest.raises(RenderError, match="during the run"):
+        claim_output(scratch, output, output, force=False)
+    assert output.read_text() == "old"
+    assert claim_output(scratch, output, output, force=True).read_text() == "new"
+
+
+BEYOND_ALL_BOUNDS = (
+    "--seed 99999999999999999999",
+    "--steps 100000000",
+    "--compute-gflops 1e-30",
+    "--link-gbps 1e-12",
+    "--link-latency-us nan",
+)
+
+
+@pytest.mark.parametrize("option", BEYOND_ALL_BOUNDS)
+def test_numbers_beyond_all_bounds_are_refused_before_anything_starts(option):
+    outcome = CliRunner().invoke(run_command, option.split())
+    assert isinstance(outcome.exception, UsageError)
+    assert option.split()[0] in str(outcome.exception)

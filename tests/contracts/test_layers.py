@@ -81,7 +81,9 @@ def layer_of(name: str) -> int:
     return max(places)[1]
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_imports_point_down(name: str, path: Path) -> None:
     assert name == "cptrace" or layer_of(name) > 0, f"{name} has no place in LAYERS"
     for imported in imports_of(path):
@@ -94,7 +96,9 @@ def test_imports_point_down(name: str, path: Path) -> None:
                 assert any(is_within(name, home) for home in homes), f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_nothing_prints_outside_the_command_line(name: str, path: Path) -> None:
     if is_within(name, "cptrace.cli"):
         return
@@ -103,7 +107,9 @@ def test_nothing_prints_outside_the_command_line(name: str, path: Path) -> None:
             assert ast.unparse(node.func) not in SPEAKING, f"{path}:{node.lineno} writes to the terminal"
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_modules_are_small_and_rows_are_not_looped_over(name: str, path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= 400, f"{name} has more than 400 lines"

@@ -76,7 +76,9 @@ def test_readme_documents_every_option_of_analyze() -> None:
     assert command is not None
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.name != "force":
-            assert any(f"`{option}" in README or f"{option} " in README for option in parameter.opts), parameter.opts
+            assert any(f"`{option}" in README or f"{option} " in README for option in parameter.opts), (
+                parameter.opts
+            )
 
 
 @pytest.mark.parametrize("registry", [SOURCES, ANALYSES, RENDERERS], ids=["sources", "analyses", "renderers"])

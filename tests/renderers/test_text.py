@@ -31,6 +31,7 @@ dev 0   steps   60.0 %   40.0 %  of comm        20.0 %       10.0 %   10.0 %
        █ compute  ▒ exposed comm  + copy, other  · idle
 rank 0: compute 60,000 + exposed comm 20,000 + exposed copy 10,000 + idle 10,000
 = window 100,000 ns (every rank sums exactly)
+its window runs from 0 to 100,000 ns of the trace
 
 Steps (slowest rank of each)
 step    rank    time  compute     comm  exposed comm     idle  overlap
