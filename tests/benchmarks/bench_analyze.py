@@ -45,7 +45,7 @@ SCAN = (
     """SELECT total(start), total("end"), total(correlationId), total(globalTid), total(nameId)
        FROM CUPTI_ACTIVITY_KIND_RUNTIME""",
     """SELECT total(start), total("end"), total(globalTid), total(domainId), total(eventType), total(textId),
-       total(length(text)) FROM NVTX_EVENTS""",
+       total(length(text)), total(coalesce(int64Value, uint64Value, int32Value, uint32Value)) FROM NVTX_EVENTS""",
 )
 """Total and not sum: sums of 10 M process ids do not fit into 64 bits, and SQLite then gives up."""
 
