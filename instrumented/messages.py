@@ -54,10 +54,14 @@ class PlainMessage:
 
     def encode(self, kernels: Kernels, place: Place, message: Tensor, kv_BLGD: Tensors) -> None:
         """Launch one copy of both."""
-        kernels.pack(place, self.decode(kernels, place, message, ()), kv_BLGD)
+        kernels.pack(place, self.views(message), kv_BLGD)
 
     def decode(self, kernels: Kernels, place: Place, message: Tensor, room_BLGD: Tensors) -> Tensors:
         """Return views of the message."""
+        return self.views(message)
+
+    def views(self, message: Tensor) -> Tensors:
+        """Return the (k, v) that a message consists of."""
         return message.view(self.problem.data_type).view(2, *self.problem.kv_shape).unbind(0)
 
 

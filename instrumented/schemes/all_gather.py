@@ -15,13 +15,13 @@ Source: Meta, "The Llama 3 Herd of Models", 2024, section 3.3.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
 
 from cptrace.labels import BACKWARD, FORWARD
 from instrumented.comm import Collectives
+from instrumented.kv_slices import KvSlices, Piece
 from instrumented.layout import Layout, contiguous, zigzag
 from instrumented.ops import Kernels, Place, Tensors
 from instrumented.problem import BATCH, LayerState, Problem
@@ -41,19 +41,6 @@ def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> AllG
     return AllGatherAttention(device, problem, layers, n_slices=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A contiguous run of this rank's queries, and the keys that they see.
-
-    Attributes:
-        queries: Which of the rank's tokens.
-        keys: Which of all tokens.
-    """
-
-    queries: slice
-    keys: slice
-
-
 class AllGatherAttention:
     """All-gather attention of one rank, in slices of KV heads."""
 
@@ -62,8 +49,8 @@ class AllGatherAttention:
     ) -> None:
         """Create streams, communicators and buffers; every rank must do so at the same time."""
         self._device, self._problem, self._layers, self._n_slices = device, problem, layers, n_slices
-        self._layout, self._n_pieces = layout(problem), 2 if problem.is_causal else 1
-        self._pieces = self._make_pieces(device.rank)
+        self._cut = KvSlices(problem, layout(problem), n_slices)
+        self._pieces = self._cut.pieces(device.rank)
         self._compute = device.stream()
         self._kernels = Kernels(device, self._compute, problem.softmax_scale)
         self._gather, self._scatter = Collectives(device, "kv"), Collectives(device, "dkv")
@@ -74,7 +61,7 @@ class AllGatherAttention:
         if n_slices > 1:  # else the layer's own tensors are sent and received into
             self._own, self._own_gradients = self._buffers(own_shape), self._buffers(own_shape)
         self._kv_BSgD, self._dkv_BSgD = self._buffers(whole_shape), self._buffers(whole_shape)
-        self._part_dkv_BSgD = self._pair(whole_shape) if self._n_pieces > 1 else ()
+        self._part_dkv_BSgD = self._pair(whole_shape) if self._cut.n_pieces > 1 else ()
         self._lse_BHL = [device.empty(problem.lse_shape, problem.sum_type) for _ in layers]
         self.monitors = Monitors()
 
@@ -106,10 +93,11 @@ class AllGatherAttention:
         state, number = self._layers[place.layer], place.hop % N_BUFFERS
         own: Tensors = (state.k_BLGD, state.v_BLGD)
         if self._n_slices > 1:
-            self._kernels.pack(place, self._own[number], self._heads_of(place, own))
+            self._kernels.pack(place, self._own[number], self._cut.heads(place.hop, *own))
             own = self._own[number]
         self._gather.after(self._compute)
-        self._gather.all_gather(place, "kv", self._by_owner(self._kv_BSgD[number]), self._by_piece(own))
+        whole = self._cut.by_owner(self._kv_BSgD[number])
+        self._gather.all_gather(place, "kv", whole, self._cut.by_piece(own))
 
     def _finish_gather(self, place: Place) -> None:
         """Let attention wait for a slice, and start to gather the next one beside it."""
@@ -121,8 +109,8 @@ class AllGatherAttention:
         """Send the gradients of a slice to their owners."""
         number = place.hop % N_BUFFERS
         self._scatter.after(self._compute)
-        own, whole = self._by_piece(self._own_gradients_of(place)), self._by_owner(self._dkv_BSgD[number])
-        self._scatter.reduce_scatter(place, "dkv", own, whole)
+        own, whole = self._own_gradients_of(place), self._dkv_BSgD[number]
+        self._scatter.reduce_scatter(place, "dkv", self._cut.by_piece(own), self._cut.by_owner(whole))
         self._scatter.record(self._scattered[number])
 
     def _finish_scatter(self, place: Place) -> None:
@@ -130,11 +118,11 @@ class AllGatherAttention:
         state = self._layers[place.layer]
         self._device.wait_event(self._compute, self._scattered[place.hop % N_BUFFERS])
         if self._n_slices > 1:
-            results = self._heads_of(place, (state.dk_BLGD, state.dv_BLGD))
+            results = self._cut.heads(place.hop, state.dk_BLGD, state.dv_BLGD)
             self._kernels.pack(place, results, self._own_gradients_of(place))
 
     def _attend(self, place: Place, piece: Piece) -> None:
-        (q_BLhD,) = self._queries_of(place, piece, self._layers[place.layer].q_BLHD)
+        (q_BLhD,) = self._cut.queries(place.hop, piece, self._layers[place.layer].q_BLHD)
         k_BSgD, v_BSgD = (tensor[:, piece.keys] for tensor in self._kv_BSgD[place.hop % N_BUFFERS])
         result = self._result_of(place, piece)
         self._kernels.attend(place, (q_BLhD, k_BSgD, v_BSgD), result, is_causal=self._problem.is_causal)
@@ -143,55 +131,22 @@ class AllGatherAttention:
         """Write the gradients of the keys that a piece sees: the last piece's as they are, others' added."""
         state, number = self._layers[place.layer], place.hop % N_BUFFERS
         is_first, end = piece is self._pieces[-1], piece.keys.stop
-        if is_first and end < self._kv_BSgD[number][0].shape[1]:
-            self._kernels.clear(place, tuple(tensor[:, end:] for tensor in self._dkv_BSgD[number]))
-        totals, parts = (
-            tuple(tensor[:, :end] for tensor in pair)
-            for pair in (self._dkv_BSgD[number], self._part_dkv_BSgD)
-        )
+        kv_BSgD, dkv_BSgD = self._kv_BSgD[number], self._dkv_BSgD[number]
+        if is_first and end < kv_BSgD[0].shape[1]:
+            self._kernels.clear(place, tuple(tensor[:, end:] for tensor in dkv_BSgD))
+        totals, parts = (tuple(t[:, :end] for t in pair) for pair in (dkv_BSgD, self._part_dkv_BSgD))
         tensors = (state.dout_BLHD, state.q_BLHD, state.dq_BLHD)
-        dout_BLhD, q_BLhD, dq_BLhD = self._queries_of(place, piece, *tensors)
-        k_BSgD, v_BSgD = (tensor[:, :end] for tensor in self._kv_BSgD[number])
+        dout_BLhD, q_BLhD, dq_BLhD = self._cut.queries(place.hop, piece, *tensors)
+        k_BSgD, v_BSgD = (tensor[:, :end] for tensor in kv_BSgD)
         saved = (dout_BLhD, q_BLhD, k_BSgD, v_BSgD, *self._result_of(place, piece))
         gradients = (dq_BLhD, *(totals if is_first else parts))
         self._kernels.attend_backward(place, saved, gradients, is_causal=self._problem.is_causal)
         if not is_first:
             self._kernels.merge_gradients(place, totals, parts, is_first=False)
 
-    # ── which part of which tensor ─────────────────────────────────────────────────────────────────
-
-    def _make_pieces(self, rank: int) -> list[Piece]:
-        """Return this rank's contiguous runs of queries; without a mask they see all that is not padding."""
-        wholes = self._layout.pieces(rank, self._n_pieces)
-        length = self._problem.local_len // self._n_pieces
-        return [
-            Piece(
-                slice(number * length, (number + 1) * length),
-                slice(0, whole.stop if self._problem.is_causal else self._problem.seq_len),
-            )
-            for number, whole in enumerate(wholes)
-        ]
-
-    def _by_piece(self, own: Tensors) -> list[Tensor]:
-        """Return the contiguous runs of this rank's tokens of each tensor."""
-        return [piece for tensor in own for piece in tensor.chunk(self._n_pieces, dim=1)]
-
-    def _by_owner(self, whole: Tensors) -> list[list[Tensor]]:
-        """Return, for each of the runs, where every rank's one lies among all tokens."""
-        runs = [self._layout.pieces(rank, self._n_pieces) for rank in range(self._problem.cp_size)]
-        return [[tensor[:, run] for run in run_of] for tensor in whole for run_of in zip(*runs, strict=True)]
-
-    def _heads_of(self, place: Place, tensors: Tensors) -> Tensors:
-        """Return a slice's heads of tensors BLGD, or of BLHD those that share them."""
-        return tuple(tensor.chunk(self._n_slices, dim=2)[place.hop] for tensor in tensors)
-
-    def _queries_of(self, place: Place, piece: Piece, *tensors_BLHD: Tensor) -> Tensors:
-        return tuple(tensor[:, piece.queries] for tensor in self._heads_of(place, tensors_BLHD))
-
     def _result_of(self, place: Place, piece: Piece) -> tuple[Tensor, Tensor]:
-        (out_BLhD,) = self._queries_of(place, piece, self._layers[place.layer].out_BLHD)
-        lse_BhL = self._lse_BHL[place.layer].chunk(self._n_slices, dim=1)[place.hop]
-        return out_BLhD, lse_BhL[:, :, piece.queries]
+        out_BLHD, lse_BHL = self._layers[place.layer].out_BLHD, self._lse_BHL[place.layer]
+        return self._cut.result(place.hop, piece, out_BLHD, lse_BHL)
 
     def _own_gradients_of(self, place: Place) -> Tensors:
         """Return where a slice's reduced gradients arrive: at once in the result where it is all heads."""

@@ -16,22 +16,17 @@ Source: NVIDIA's documentation of Transformer Engine, `cp_comm_type="p2p"`; Liu 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-from torch import uint8
 
 from cptrace.labels import BACKWARD, FORWARD
 from instrumented.blocks import Block, visible_blocks, zigzag_block
-from instrumented.comm import Part, RingExchange, Slot
+from instrumented.comm import RingExchange, Slot
+from instrumented.kv_slots import BOTH, GRADIENTS, KV, N_BUFFERS, KvSlots
 from instrumented.layout import Layout, contiguous, zigzag
-from instrumented.messages import Fp8Message, KvMessage, PlainMessage
 from instrumented.ops import Kernels, Place, Tensors
 from instrumented.problem import LayerState, Problem
 from instrumented.runtime.api import Device, Event
 from instrumented.schemes.base import Monitors
 from instrumented.scores import ScoreWatch
-
-N_BUFFERS: Final = 2
 
 
 def layout(problem: Problem) -> Layout:
@@ -55,21 +50,17 @@ class TeAttention:
         self._forked, self._joined = device.event(), device.event()
         self._ring = RingExchange(device, "kv")
         self._back_ring = RingExchange(device, "kv+dkv", is_reversed=True)
-        self._plain, self._fp8 = PlainMessage(problem), Fp8Message(problem)
-        self._messages: list[KvMessage] = [self._plain for _ in layers]
+        self._slots = KvSlots(device, self._ring, problem, len(layers))
         limit = problem.fp8_score_limit
         self._watch = None if limit is None else ScoreWatch(device, len(layers), limit)
         self.monitors = Monitors(fp8=self._watch.monitor if self._watch else None)
         self._make_buffers()
 
     def _make_buffers(self) -> None:
-        """Create slots of messages, in which K and V, of either form, come first and their gradients after them."""
+        """Create sums, a partial result for each hop, and rooms for decoded messages, one on each stream."""
         problem, empty = self._problem, self._device.empty
-        kv_bytes = max(self._plain.n_bytes, self._fp8.n_bytes if self._watch else 0)
-        self._slots = self._ring.slots(N_BUFFERS, [(kv_bytes + self._plain.n_bytes,)], uint8)
-        self._last_slots = self._ring.slots(len(self._layers), [(kv_bytes,)], uint8)
         kv_pairs = [tuple(empty(problem.kv_shape, problem.data_type) for _ in "kv") for _ in range(3)]
-        *self._rooms, self._part_dkv = kv_pairs  # rooms for decoded messages, one on each stream
+        *self._rooms, self._part_dkv = kv_pairs
         self._parts = [
             (empty(problem.q_shape, problem.data_type), empty(problem.lse_shape, problem.sum_type))
             for _ in self._blocks
@@ -82,39 +73,38 @@ class TeAttention:
         """Queue one layer's forward pass into its `out_BLHD`."""
         state, first = self._layers[layer], Place(FORWARD, layer, 0)
         if self._watch:
-            self._messages[layer] = self._fp8 if self._watch.allows_fp8(layer) else self._plain
-        self._ring.fill(self._slots[0])
-        own = self._part(layer, "kv").of(self._slots[0].tensors)[0]
-        self._messages[layer].encode(self._main, first, own, (state.k_BLGD, state.v_BLGD))
+            self._slots.choose_form(layer, is_fp8=self._watch.allows_fp8(layer))
+        slots = self._slots.forward(layer, len(self._blocks))
+        self._ring.fill(slots[0])
+        self._slots.encode(self._main, first, slots[0], (state.k_BLGD, state.v_BLGD))
         self._ring.after(self._main.stream)
         self._order(self._main, self._forked, self._kernels[1])
-        slots = self._forward_slots(layer)
         for hop, block in enumerate(self._blocks):
             self._attend(first.at(hop), block, slots[hop])
             if hop + 1 < len(slots):
-                self._ring.post(first.at(hop), slots[hop], slots[hop + 1], self._part(layer, "kv"))
+                self._ring.post(first.at(hop), slots[hop], slots[hop + 1], self._slots.part(layer, KV))
         self._order(self._kernels[1], self._joined, self._main)
         self._sum_parts(layer)
 
     def backward(self, layer: int) -> None:
         """Queue one layer's backward pass into its `dq_BLHD`, `dk_BLGD` and `dv_BLGD`."""
         state, last = self._layers[layer], len(self._back_blocks) - 1
-        held = self._last_slots[layer]
+        held = self._slots.forward(layer, len(self._blocks))[-1]
         self._main.clear(Place(BACKWARD, layer, 0), (self._dq_sum_BLHD,))
         for hop, block in enumerate(self._back_blocks):
-            place, arriving = Place(BACKWARD, layer, hop), self._slots[(hop + 1) % N_BUFFERS]
-            name = "kv" if hop == 0 else "dkv" if hop == last else "kv+dkv"
+            place, arriving = Place(BACKWARD, layer, hop), self._slots.turns[(hop + 1) % N_BUFFERS]
+            name = KV if hop == 0 else GRADIENTS if hop == last else BOTH
             self._back_ring.after(self._main.stream)  # the gradients to send have been added
-            self._back_ring.post(place, held, arriving, self._part(layer, name))
+            self._back_ring.post(place, held, arriving, self._slots.part(layer, name))
             if block:
                 self._attend_backward(place, block, held)
             if hop > 0:
                 self._back_ring.release(held, self._main.stream)
             self._back_ring.acquire(arriving, self._main.stream)
-            self._add_gradients(place, block, self._dkv_in(place, arriving))
+            self._add_gradients(place, block, self._slots.gradients(place, arriving))
             held = arriving
         results = (state.dq_BLHD, state.dk_BLGD, state.dv_BLGD)
-        self._main.convert(place, results, (self._dq_sum_BLHD, *self._dkv_in(place, held)))
+        self._main.convert(place, results, (self._dq_sum_BLHD, *self._slots.gradients(place, held)))
         self._back_ring.release(held, self._main.stream)
 
     def _attend(self, place: Place, block: Block | None, slot: Slot) -> None:
@@ -122,11 +112,11 @@ class TeAttention:
 
         Also a hop without work waits for its chunk: the backward ring, on another stream, sends the last one.
         """
-        kernels = self._kernels[place.hop % 2]
+        kernels, room = self._kernels[place.hop % 2], self._rooms[place.hop % 2]
         if place.hop > 0:
             self._ring.acquire(slot, kernels.stream)
         if block:
-            k_BLGD, v_BLGD = map(block.of_keys, self._decode(kernels, place, slot))
+            k_BLGD, v_BLGD = map(block.of_keys, self._slots.decode(kernels, place, slot, room))
             q_BLHD = block.of_queries(self._layers[place.layer].q_BLHD)
             part = block.of_result(self._parts[place.hop])
             kernels.attend(place, (q_BLHD, k_BLGD, v_BLGD), part, is_causal=block.is_causal)
@@ -150,7 +140,7 @@ class TeAttention:
     def _attend_backward(self, place: Place, block: Block, slot: Slot) -> None:
         state = self._layers[place.layer]
         queries = (block.of_queries(state.dout_BLHD), block.of_queries(state.q_BLHD))
-        k_BLGD, v_BLGD = map(block.of_keys, self._decode(self._main, place, slot))
+        k_BLGD, v_BLGD = map(block.of_keys, self._slots.decode(self._main, place, slot, self._rooms[0]))
         saved = (*queries, k_BLGD, v_BLGD, *block.of_result((state.out_BLHD, self._lse_BHL[place.layer])))
         parts = block.of_gradients((self._part_dq_BLHD, *self._part_dkv))
         self._main.attend_backward(place, saved, parts, is_causal=block.is_causal)
@@ -163,29 +153,6 @@ class TeAttention:
             totals = block.of_gradients((self._dq_sum_BLHD, *dkv_BLGD))
             parts = block.of_gradients((self._part_dq_BLHD, *self._part_dkv))
             self._main.merge_gradients(place, totals, parts, is_first=False)
-
-    def _forward_slots(self, layer: int) -> list[Slot]:
-        """Return the slot of each hop: the two in turn, and at the end one that stays for the backward pass."""
-        turns = [self._slots[hop % N_BUFFERS] for hop in range(len(self._blocks) - 1)]
-        return [*turns, self._last_slots[layer]]
-
-    def _part(self, layer: int, name: str) -> Part:
-        """Return the part of a slot that a message carries, in one piece."""
-        kv_end = self._messages[layer].n_bytes
-        start = kv_end if name == "dkv" else 0
-        end = kv_end if name == "kv" else kv_end + self._plain.n_bytes
-        return Part(name, slice(start, end))
-
-    def _decode(self, kernels: Kernels, place: Place, slot: Slot) -> Tensors:
-        """Return the (k, v) in a slot."""
-        (message,) = self._part(place.layer, "kv").of(slot.tensors)
-        room = self._rooms[self._kernels.index(kernels)]
-        return self._messages[place.layer].decode(kernels, place, message, room)
-
-    def _dkv_in(self, place: Place, slot: Slot) -> Tensors:
-        """Return the (dk, dv) in a slot, as views in the data type."""
-        (message,) = self._part(place.layer, "dkv").of(slot.tensors)
-        return self._plain.decode(self._main, place, message, ())
 
     def _order(self, earlier: Kernels, event: Event, later: Kernels) -> None:
         """Make later work of one compute stream wait for the other's so far."""

@@ -16,17 +16,17 @@ Source: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from cptrace.labels import BACKWARD, FORWARD
 from cptrace.schemes.traffic import HeadChunks
 from instrumented.comm import Collectives, Group
-from instrumented.heads import HeadPart
+from instrumented.exchanged import Exchange, make_exchanges, make_states
 from instrumented.layout import Layout, contiguous
 from instrumented.ops import Kernels, Place
-from instrumented.problem import BATCH, LayerState, Problem
+from instrumented.problem import LayerState, Problem
 from instrumented.runtime.api import Device, Stream
 from instrumented.schemes.base import Attention
 from instrumented.schemes.single import SingleAttention
@@ -54,14 +54,6 @@ def make_single(device: Device) -> MakeInner:
         return SingleAttention(device, replace(problem, cp_size=1), layers, compute=compute, hop=chunk)
 
     return make_inner
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What one tensor's all-to-all needs: which heads go where, and a buffer NBLhD of them in rank order."""
-
-    part: HeadPart
-    buffer_NBLhD: Tensor
 
 
 class UlyssesAttention:
@@ -93,15 +85,15 @@ class UlyssesAttention:
         self._in = Collectives(device, "in", group)
         # Work that waits for attention must not hold up inputs that need not: a chunked run needs two.
         self._out = self._in if chunks.queries == 1 else Collectives(device, "out", group)
-        self._n_ranks = self._in.group.size
-        self._queries = [self._exchange(problem.heads, chunks.queries, c) for c in range(chunks.queries)]
-        self._keys = [
-            tuple(self._exchange(problem.kv_heads, chunks.keys, c) for _ in ("k", "v"))
-            for c in range(chunks.keys)
-        ]
+        self._n_ranks = size = self._in.group.size
+        self._queries = make_exchanges(device, problem, size, problem.heads, chunks.queries)
+        self._k, self._v = (
+            make_exchanges(device, problem, size, problem.kv_heads, chunks.keys) for _ in ("k", "v")
+        )
         self._arrived = [device.event() for _ in range(chunks.queries)]
-        sizes = self._inner_problem()
-        self._states = self._make_states(sizes)
+        heads, kv_heads = self._queries[0].heads, self._k[0].heads
+        sizes = replace(problem, local_len=problem.local_len * size, heads=heads, kv_heads=kv_heads)
+        self._states = make_states(device, sizes, len(layers), chunks)
         self._inner = [make_inner(sizes, s, self._compute, c) for c, s in enumerate(self._states)]
         self.monitors = self._inner[0].monitors
 
@@ -112,9 +104,8 @@ class UlyssesAttention:
             place, inner = Place(FORWARD, layer, chunk), self._states[chunk][layer]
             self._send_heads(place, "q", self._queries[chunk], state.q_BLHD, inner.q_BLHD)
             if chunk < self._chunks.keys:
-                k, v = self._keys[chunk]
-                self._send_heads(place, "k", k, state.k_BLGD, inner.k_BLGD)
-                self._send_heads(place, "v", v, state.v_BLGD, inner.v_BLGD)
+                self._send_heads(place, "k", self._k[chunk], state.k_BLGD, inner.k_BLGD)
+                self._send_heads(place, "v", self._v[chunk], state.v_BLGD, inner.v_BLGD)
             self._in.record(self._arrived[chunk])
         for chunk, attention in enumerate(self._inner):
             self._device.wait_event(self._compute, self._arrived[chunk])
@@ -139,10 +130,9 @@ class UlyssesAttention:
         self._out.before(self._compute)
         for chunk, exchange in enumerate(self._queries):
             self._unpack(Place(BACKWARD, layer, chunk), exchange, state.dq_BLHD)
-        for chunk, (k, v) in enumerate(self._keys):
-            place = Place(BACKWARD, layer, chunk)
-            self._unpack(place, k, state.dk_BLGD)
-            self._unpack(place, v, state.dv_BLGD)
+        for exchanges, own_BLGD in ((self._k, state.dk_BLGD), (self._v, state.dv_BLGD)):
+            for chunk, exchange in enumerate(exchanges):
+                self._unpack(Place(BACKWARD, layer, chunk), exchange, own_BLGD)
 
     def _return_gradients(self, place: Place) -> None:
         """Send a chunk's gradients back; where chunks share keys, their sum after the last one."""
@@ -155,9 +145,9 @@ class UlyssesAttention:
         if self._chunks.keys == 1 and chunk + 1 < self._chunks.queries:
             return
         source = first if self._chunks.keys == 1 else inner
-        k, v = self._keys[min(chunk, self._chunks.keys - 1)]
-        self._return_heads(place, "dk", k, source.dk_BLGD)
-        self._return_heads(place, "dv", v, source.dv_BLGD)
+        number = min(chunk, self._chunks.keys - 1)
+        self._return_heads(place, "dk", self._k[number], source.dk_BLGD)
+        self._return_heads(place, "dv", self._v[number], source.dv_BLGD)
 
     def _send_heads(
         self, place: Place, name: str, exchange: Exchange, own_BLHD: Tensor, whole_BShD: Tensor
@@ -165,50 +155,12 @@ class UlyssesAttention:
         """Pack heads in rank order and send each rank its own; tokens arrive in the order of the ranks."""
         self._kernels.pack_heads(place, exchange.part, exchange.buffer_NBLhD, own_BLHD)
         self._in.after(self._compute)
-        sent = exchange.buffer_NBLhD.unbind(0)
-        self._in.all_to_all(place, name, whole_BShD.chunk(self._n_ranks, dim=1), sent)
+        self._in.all_to_all(place, name, whole_BShD.chunk(self._n_ranks, dim=1), exchange.pieces)
 
     def _return_heads(self, place: Place, name: str, exchange: Exchange, whole_BShD: Tensor) -> None:
         """Send each rank the tokens that are its own; heads arrive in the order of the ranks."""
         self._out.after(self._compute)
-        received = exchange.buffer_NBLhD.unbind(0)
-        self._out.all_to_all(place, name, received, whole_BShD.chunk(self._n_ranks, dim=1))
+        self._out.all_to_all(place, name, exchange.pieces, whole_BShD.chunk(self._n_ranks, dim=1))
 
     def _unpack(self, place: Place, exchange: Exchange, own_BLHD: Tensor) -> None:
         self._kernels.unpack_heads(place, exchange.part, own_BLHD, exchange.buffer_NBLhD)
-
-    # ── sizes and buffers ──────────────────────────────────────────────────────────────────────────
-
-    def _exchange(self, heads: int, n_chunks: int, chunk: int) -> Exchange:
-        part = HeadPart(self._n_ranks, max(1, self._n_ranks // heads), n_chunks, chunk)
-        shape = (self._n_ranks, BATCH, self._problem.local_len, part.piece_heads(heads))
-        return Exchange(part, self._device.empty((*shape, self._problem.head_dim), self._problem.data_type))
-
-    def _inner_problem(self) -> Problem:
-        queries, keys = self._queries[0].buffer_NBLhD, self._keys[0][0].buffer_NBLhD
-        return replace(
-            self._problem,
-            local_len=self._problem.local_len * self._n_ranks,
-            heads=queries.shape[3],
-            kv_heads=keys.shape[3],
-        )
-
-    def _make_states(self, sizes: Problem) -> list[list[LayerState]]:
-        """Return the exchanged tensors by chunk and layer.
-
-        Inputs and output are kept per layer for the backward pass, whose own tensors all layers share. Chunks
-        share k and v where the keys are not cut.
-        """
-        kv = [self._tensors(sizes, sizes.kv_shape, 2) for _ in self._layers for _ in range(self._chunks.keys)]
-        states = []
-        for chunk in range(self._chunks.queries):
-            dout, dq = self._tensors(sizes, sizes.q_shape, 2)
-            dk, dv = self._tensors(sizes, sizes.kv_shape, 2)
-            own_kv = kv[min(chunk, self._chunks.keys - 1) :: self._chunks.keys]
-            own_q = [self._tensors(sizes, sizes.q_shape, 2) for _ in self._layers]
-            pairs = zip(own_q, own_kv, strict=True)
-            states.append([LayerState(q, k, v, dout, out, dq, dk, dv) for (q, out), (k, v) in pairs])
-        return states
-
-    def _tensors(self, sizes: Problem, shape: Sequence[int], count: int) -> list[Tensor]:
-        return [self._device.empty(shape, sizes.data_type) for _ in range(count)]

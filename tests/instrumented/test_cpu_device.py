@@ -163,7 +163,7 @@ def test_two_kernels_that_fill_the_device_take_turns_in_launch_order(device: Cpu
     """As one attention kernel leaves no room for another, a second stream does not double the speed.
 
     s1   a[3,103]           d[233,234]
-    s2           b[103,133]
+    s2           b[103,133] e[133,233]
     s3   c[9,109]
     s2 is free for b from 6 on; c moves memory beside a; d waits for the turn of e, launched before it.
     """
