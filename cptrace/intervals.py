@@ -127,6 +127,10 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         a: United set.
         b: United set.
     """
+    if len(a.start_ns) > len(b.start_ns):
+        a, b = b, a  # the fewer to search for, the better
+    if not len(a.start_ns):
+        return EMPTY
     low = np.searchsorted(b.end_ns, a.start_ns, side="right")
     high = np.searchsorted(b.start_ns, a.end_ns, side="left")
     n_partners = np.maximum(high - low, 0)
@@ -145,6 +149,8 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
         a: United set.
         b: United set.
     """
+    if not (len(a.start_ns) and len(b.start_ns)):
+        return a
     outside_b = Intervals(np.concatenate(([_MIN], b.end_ns)), np.concatenate((b.start_ns, [_MAX])))
     # The complement keeps its two outer intervals even where b reaches the ends of int64: they are then empty.
     return intersect(a, outside_b)
@@ -179,16 +185,17 @@ def covered_ns(united: Intervals, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike
         start_ns: Inclusive starts of W windows.
         end_ns: Exclusive ends of W windows, none before its start.
     """
-    return _covered_before(united, np.asarray(end_ns, np.int64)) - _covered_before(
-        united, np.asarray(start_ns, np.int64)
-    )
-
-
-def _covered_before(united: Intervals, instant_ns: Int64Array) -> Int64Array:
-    """Return how many nanoseconds of the set lie before each instant."""
     if not len(united.start_ns):
-        return np.zeros(instant_ns.shape, np.int64)
+        return np.zeros(np.shape(start_ns), np.int64)
     cumulative = np.concatenate(([0], np.cumsum(united.end_ns - united.start_ns)))
+    before_end, before_start = (
+        _covered_before(united, cumulative, np.asarray(instant, np.int64)) for instant in (end_ns, start_ns)
+    )
+    return before_end - before_start
+
+
+def _covered_before(united: Intervals, cumulative: Int64Array, instant_ns: Int64Array) -> Int64Array:
+    """Return how many nanoseconds of the set lie before each instant, given how many lie before each interval."""
     n_started = np.searchsorted(united.start_ns, instant_ns, side="left")
     # Of the last interval that started before the instant, the part behind the instant does not count.
     beyond = np.maximum(united.end_ns[np.maximum(n_started - 1, 0)] - instant_ns, 0)

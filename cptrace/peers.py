@@ -85,9 +85,11 @@ def comm_labels(trace: Trace, launches: Launches, rows: Int64Array) -> tuple[pd.
         launches: The launching call of each op.
         rows: Rows in the table of ops.
     """
+    codes = np.full(len(rows), -1, np.int64)
+    if labels.DOMAIN not in trace.ranges["domain"].cat.categories:
+        return pd.Categorical.from_codes(codes, categories=pd.Index([], dtype="str")), codes >= 0
     ranges = closed_ranges(trace.ranges[(trace.ranges["domain"] == labels.DOMAIN).to_numpy()])
     ranges = ranges[names_match(ranges["name"], _COMM_LABEL)]
-    codes = np.full(len(rows), -1, np.int64)
     texts, slot = distinct_names(ranges["name"])
     launched = np.flatnonzero(launches.is_known[rows])
     if len(ranges) and len(launched):

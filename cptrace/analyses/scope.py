@@ -154,7 +154,8 @@ def find_activities(
         lanes: Its lanes.
         arrivals: When the last participant of each communication op arrived.
     """
-    unknown = ops[ops["is_unclassified"]]
+    unknown = np.flatnonzero(ops["is_unclassified"].to_numpy())
+    start, end, of_rank = (ops[name].to_numpy()[unknown] for name in ("start_ns", "end_ns", "rank"))
     activities: dict[int, Activity] = {}
     for rank in sorted({lane.rank for lane in lanes}):
         mine = [lane for lane in lanes if lane.rank == rank]
@@ -162,16 +163,13 @@ def find_activities(
             intervals.merge(*(lane.busy for lane in mine if lane.role in roles))
             for roles in ((COMPUTE,), (COMM,), (COPY, OTHER))
         )
-        of_rank = unknown[unknown["rank"] == rank]
         activities[rank] = Activity(
             compute=compute,
             comm=comm,
             overlapped_comm=intervals.intersect(comm, compute),
             exposed_rest=intervals.subtract(intervals.subtract(rest, compute), comm),
             transfer=_transfer(ops, arrivals, rank),
-            unclassified=intervals.union(
-                Intervals(of_rank["start_ns"].to_numpy(), of_rank["end_ns"].to_numpy())
-            ),
+            unclassified=intervals.union(Intervals(start[of_rank == rank], end[of_rank == rank])),
         )
     return activities
 

@@ -29,7 +29,7 @@ from cptrace.sources.column_buffers import ColumnBuffers, Columns
 MAGIC: Final = b"SQLite format 3\x00"
 Progress = Callable[[int, int], None]
 
-_ROWS_PER_STRETCH: Final = 250_000
+_ROWS_PER_STRETCH: Final = 131_072  # two batches: small enough that threads end together
 _MIN_ROW_BYTES: Final = 8
 _MAX_THREADS: Final = 4
 _PARAMETERS_PER_QUERY: Final = 500

@@ -369,7 +369,7 @@ def test_registered_text_that_is_not_utf8(tmp_path):
 def test_kernels_without_any_names_are_refused(tmp_path):
     """Nothing could be told: every kernel would count as compute, and communication as none."""
     path = mixed_export().write(tmp_path / "t.sqlite")
-    with pytest.raises(SourceError, match="no StringIds table"):
+    with pytest.raises(SourceError, match="nothing in the table StringIds"):
         read_trace(edit(path, "DROP TABLE StringIds"))
 
 
