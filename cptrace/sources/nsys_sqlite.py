@@ -130,11 +130,15 @@ class NsysReading:
         """Return the trace, once everything is read."""
         from cptrace.sources.nsys_tables import assemble  # here: it brings pandas
 
-        return assemble(self.file, self.columns, self.options)
+        try:
+            return assemble(self.file, self.columns, self.options)
+        finally:
+            self.file.close()
 
     def cancel(self) -> None:
         """Give up what has not been read yet."""
         self.columns.cancel()
+        self.file.close()
 
 
 def start(path: Path, options: ReadOptions) -> NsysReading:
@@ -148,11 +152,15 @@ def start(path: Path, options: ReadOptions) -> NsysReading:
         SourceError: The file is damaged or is no Nsight Systems export.
     """
     file = SqliteFile(path)
-    _check_is_export(file)
-    present = [table for table in _COLUMNS if file.has_rows(table)]
-    _check_is_whole(file, present)
-    queries = {table: _query(file, table) for table in present}
-    return NsysReading(file, file.start_reading(queries, options.progress), options)
+    try:
+        _check_is_export(file)
+        present = [table for table in _COLUMNS if file.has_rows(table)]
+        _check_is_whole(file, present)
+        queries = {table: _query(file, table) for table in present}
+        return NsysReading(file, file.start_reading(queries, options.progress), options)
+    except SourceError:
+        file.close()
+        raise
 
 
 def _recognises(_path: Path, first_bytes: bytes) -> bool:

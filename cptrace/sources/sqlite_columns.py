@@ -11,7 +11,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -59,7 +59,15 @@ class SqliteFile:
         _check_header(path)
         _check_no_pending_changes(path)
         self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
-        self.columns: dict[str, frozenset[str]] = self._read_table_columns()
+        # One connection for all small queries: each new one reads the whole schema again.
+        self._connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+        self._connection.text_factory = decode_text
+        self._lock = Lock()
+        try:
+            self.columns: dict[str, frozenset[str]] = self._read_table_columns()
+        except SourceError:
+            self.close()
+            raise
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a small query.
@@ -71,9 +79,12 @@ class SqliteFile:
         Raises:
             SourceError: The file is damaged.
         """
-        with self.explaining_damage(), closing(sqlite3.connect(self._uri, uri=True)) as connection:
-            connection.text_factory = decode_text
-            return connection.execute(sql, parameters).fetchall()
+        with self.explaining_damage(), self._lock:
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def close(self) -> None:
+        """Let go of the file; columns that are being read go on."""
+        self._connection.close()
 
     def has_rows(self, table: str) -> bool:
         """Return whether the table exists and has a row.
