@@ -34,6 +34,8 @@ _MIN_ROW_BYTES: Final = 8
 _MAX_THREADS: Final = 4
 _PARAMETERS_PER_QUERY: Final = 500
 _BATCH_ROWS: Final = 65_536
+# Mapped, pages are not copied one by one. Each stretch maps for itself: what it has read counts no longer afterwards.
+_MAPPED_BYTES: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,8 @@ class SqliteFile:
             adbc_driver_manager.AdbcStatement(connection) as statement,
         ):
             statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-            statement.set_sql_query(sql)
-            stream, _ = statement.execute_query()
-            yield iter(pa.RecordBatchReader.from_stream(stream))
+            _run(statement, f"PRAGMA mmap_size = {_MAPPED_BYTES}").read_all()
+            yield iter(_run(statement, sql))
 
     def _read_table_columns(self) -> dict[str, frozenset[str]]:
         rows = self.rows(
@@ -254,6 +255,12 @@ class PendingColumns:
             with self._lock:
                 self._n_done += high - low
                 self._progress(self._n_done, self._n_rows)
+
+
+def _run(statement: adbc_driver_manager.AdbcStatement, sql: str) -> pa.RecordBatchReader:
+    statement.set_sql_query(sql)
+    stream, _ = statement.execute_query()
+    return pa.RecordBatchReader.from_stream(stream)
 
 
 def decode_text(raw: bytes) -> str:
