@@ -195,7 +195,8 @@ def _collectives(trace: Trace, launches: Launches, is_comm: npt.NDArray[np.bool_
     collective[is_comm] = of_name[names.codes.to_numpy()[is_comm]]
     # Send/receive kernels carry rings and all-to-alls alike; the range that they were launched in tells which.
     unsure = (COLLECTIVES.index(labels.SEND_RECV), COLLECTIVES.index(OTHER_COLLECTIVE))
-    ops = np.flatnonzero(is_comm & np.isin(collective, unsure) & launches.is_known)
+    ops = np.flatnonzero(is_comm & launches.is_known)
+    ops = ops[np.isin(collective[ops], unsure)]
     in_range = _collectives_of_ranges(trace, launches.call[ops])
     collective[ops] = np.where(in_range >= 0, in_range, collective[ops])
     return collective

@@ -14,7 +14,7 @@ import pandas as pd
 
 from cptrace.analyses import account, breakdowns
 from cptrace.analyses.scope import Activity, Lane, Scope, cut_to_windows, find_activities, find_lanes
-from cptrace.analyses.steps import find_steps
+from cptrace.analyses.steps import find_step_ranges, find_steps
 from cptrace.analyses.windows import find_windows
 from cptrace.classify import classify
 from cptrace.errors import UsageError
@@ -71,12 +71,13 @@ def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
     Raises:
         UsageError: A rank, step range or window was asked for that the trace does not have.
     """
-    launches = find_launches(trace.ops, trace.api_calls)
-    trace = classify(trace, launches)
-    ranks = _choose_ranks(trace, request.ranks)
-    with ThreadPoolExecutor(1) as pool:  # what runs when, and what shall be looked at, are found side by side
+    with ThreadPoolExecutor(1) as pool:  # what does not depend on each other is found side by side
+        step_ranges = pool.submit(find_step_ranges, trace, request.step_pattern)
+        launches = find_launches(trace.ops, trace.api_calls)
+        trace = classify(trace, launches)
+        ranks = _choose_ranks(trace, request.ranks)
         activity = pool.submit(_find_activity, trace, launches, ranks)
-        steps = find_steps(trace, launches, request.step_pattern)
+        steps = find_steps(trace, launches, step_ranges.result())
         if not isinstance(steps, NotApplicable):
             steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
         windows = find_windows(trace.ops, ranks, steps, request.window)

@@ -70,7 +70,7 @@ def kernels(scope: Scope) -> pd.DataFrame | NotApplicable:
     rows = np.flatnonzero(scope.is_inside)
     texts = {name: ops[name].cat for name in ("kind", "name", "role", "rule")}
     keys = [ops["rank"].to_numpy()[rows], *(text.codes.to_numpy()[rows] for text in texts.values())]
-    slot, first = number_groups(*keys)
+    slot, first = number_groups(*(keys[place] for place in (0, 1, 2, 4)))  # the rule has decided the role
     inside_ns = scope.inside_ns[rows]
     total, longest = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
     np.add.at(total, slot, inside_ns)

@@ -29,25 +29,20 @@ COLUMNS: Final = ("rank", "step", "name", "start_ns", "end_ns", "n_ops")
 
 
 def find_steps(
-    trace: Trace, launches: Launches, pattern: re.Pattern[str] | None = None
+    trace: Trace, launches: Launches, ranges: pd.DataFrame | NotApplicable
 ) -> pd.DataFrame | NotApplicable:
     """Return when each step ran on each rank: from the first to the last op launched inside the step's range.
 
     A step's range speaks for all threads of its process, because backward passes launch from threads of their own.
-    Of matching ranges that lie within each other only the outermost counts.
 
     Args:
         trace: Trace as a source read it.
         launches: The launching call of each op.
-        pattern: What a step range is called, searched in range names; None for the usual names.
+        ranges: Step ranges, as `find_step_ranges` returns them.
 
     Returns:
         One row per rank and step: rank, step (0.. in host order), name, start_ns, end_ns, n_ops.
-
-    Raises:
-        UsageError: A pattern was asked for and no range matches it.
     """
-    ranges = _step_ranges(trace, pattern)
     if isinstance(ranges, NotApplicable):
         return ranges
     if not launches.is_known.any():
@@ -60,8 +55,18 @@ def find_steps(
     return _project(trace.ops, trace.api_calls, launches, ranges)
 
 
-def _step_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> pd.DataFrame | NotApplicable:
-    """Return the outermost closed ranges that are steps, with their number within their process."""
+def find_step_ranges(trace: Trace, pattern: re.Pattern[str] | None = None) -> pd.DataFrame | NotApplicable:
+    """Return the closed ranges that are steps, with their number within their process (column `step`).
+
+    Of matching ranges that lie within each other only the outermost counts.
+
+    Args:
+        trace: Trace as a source read it.
+        pattern: What a step range is called, searched in range names; None for the usual names.
+
+    Raises:
+        UsageError: A pattern was asked for and no range matches it.
+    """
     if trace.ranges.empty:
         if pattern is not None:
             raise UsageError(
