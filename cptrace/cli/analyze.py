@@ -9,6 +9,7 @@ import click
 
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
 from cptrace.cli.progress import loading
+from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import UsageError
 from cptrace.renderers import RENDERERS, RenderOptions, find_renderer
 from cptrace.requests import ReadOptions, ScopeRequest, parse_window
@@ -19,6 +20,7 @@ _SOURCES = "\b\n" + "\n".join(f"  {source.name:12} {source.summary}" for source 
 
 
 @click.command(
+    context_settings=CONTEXT_SETTINGS,
     help=f"""Explain where the time of a trace goes: communication share, overlap, exposed communication, idle.
 
 Several PATHs are the ranks or nodes of one job. Formats read:
@@ -26,7 +28,7 @@ Several PATHs are the ranks or nodes of one job. Formats read:
 {_SOURCES}
 
 Without --window the steps are accounted for where the trace marks them with NVTX ranges, else everything from the
-first to the last operation on each device."""
+first to the last operation on each device.""",
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(

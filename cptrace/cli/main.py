@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, NoReturn
 import click
 
 from cptrace import __version__
+from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import CptraceError, RenderError
 
 INTERRUPTED: Final = 130
@@ -58,7 +59,7 @@ class _Verbs(click.Group):
             formatter.write_dl([(verb.name, verb.summary) for verb in VERBS])
 
 
-@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Verbs, context_settings=CONTEXT_SETTINGS)
 @click.version_option(__version__, prog_name="cptrace")
 def cli() -> None:
     """Where context-parallel training time goes, from Nsight Systems traces.

@@ -18,6 +18,7 @@ from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
 from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
+from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
 from cptrace.schemes import HEADS, SCHEMES, find_scheme
 
@@ -26,7 +27,7 @@ _DEFAULT_NAME: Final = "report.sqlite"
 _PROGRESS_WIDTH: Final = 60
 
 
-@click.command()
+@click.command(context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--scheme",
     default=_DEFAULTS.scheme,

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.schemes import SCHEMES, SchemeInfo
 
 _SYMBOLS = (
@@ -15,7 +16,7 @@ _SYMBOLS = (
 )
 
 
-@click.command()
+@click.command(context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--format",
     "output_format",
