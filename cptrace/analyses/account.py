@@ -18,7 +18,6 @@ from cptrace.analyses.scope import Activity, Scope, Window, device_work_missing
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 
-PARTS: Final = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 TIMES: Final = (
     "window_ns",
     "compute_ns",
@@ -30,7 +29,6 @@ TIMES: Final = (
     "unclassified_ns",
     "transfer_ns",
 )
-FRACTIONS: Final = ("comm_share", "exposed_comm_share", "overlap")
 
 
 def measure(activity: Activity, start_ns: Int64Array, end_ns: Int64Array) -> dict[str, Int64Array]:

@@ -25,7 +25,6 @@ DEFAULT_PATTERN: Final = re.compile(
 _CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
 _MAX_EXAMPLES: Final = 5
 _RANGE_TABLES: Final = ("NVTX_EVENTS", "user_annotation")
-COLUMNS: Final = ("rank", "step", "name", "start_ns", "end_ns", "n_ops")
 
 
 def find_steps(

@@ -10,10 +10,9 @@ from typing import Final, NamedTuple, NoReturn
 import click
 
 from cptrace import __version__
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, INTERRUPTED
 from cptrace.errors import CptraceError, RenderError
 
-INTERRUPTED: Final = 130
 _USAGE: Final = 2
 # What a full disk, a broken device and a closed descriptor say; anything else is no matter of the output.
 _OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT)

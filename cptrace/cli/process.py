@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Final, NoReturn
 
-INTERRUPTED: Final = 130
-_CANNOT_WRITE: Final = 5
+from cptrace.cli.settings import INTERRUPTED
+from cptrace.errors import RenderError
 
 # Parameters of glibc's mallopt, see its malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
@@ -57,5 +57,5 @@ def leave(exit_code: int) -> NoReturn:
     except BrokenPipeError:
         exit_code = 0  # the reader (`| head`) has seen enough
     except OSError:
-        exit_code = exit_code or _CANNOT_WRITE
+        exit_code = exit_code or RenderError.exit_code
     os._exit(exit_code)
