@@ -7,6 +7,8 @@
 The scan is what no reader of this format can beat: one connection that adds up, in SQLite's C code, the columns that
 the analyzer needs. Against it stands a whole `cptrace analyze` process, from the start of Python to the JSON. Both
 run by turns on a warm page cache, and the best of each counts, because other load on the machine only ever adds.
+Python's compiled files are written first, as any first use does: without them each process compiles pandas anew, which
+takes longer than the analysis (so it is where PYTHONDONTWRITEBYTECODE is set and pip was told --no-compile).
 
 This process stays small on purpose: Linux hands the peak memory of a parent on to the child that it starts.
 """
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,8 @@ MAX_GROWTH_OVER_SCALE = 1.1
 """Time may grow a tenth faster than the rows."""
 SMALLEST_JUDGED = 1_000_000
 """Below this many kernels the start of Python outweighs the work, so no target applies."""
+
+_NO_COMPILED_FILES = "PYTHONDONTWRITEBYTECODE"
 
 SCAN = (
     """SELECT total(start), total("end"), total(deviceId), total(contextId), total(streamId), total(correlationId),
@@ -95,9 +99,9 @@ def export_path(n_kernels: int, folder: Path) -> Path:
 
 
 def measure(path: Path, command: str, n_kernels: int, repeats: int) -> Measured:
-    """Return the best of several runs by turns, after one of each that fills the page cache."""
+    """Return the best of several runs by turns, after one of each that fills the page cache and compiles."""
     scan_seconds(path)
-    run_command(command, path)
+    run_command(command, path, {key: os.environ[key] for key in os.environ if key != _NO_COMPILED_FILES})
     scans, runs = [], []
     for _ in range(repeats):
         scans.append(scan_seconds(path))
@@ -115,7 +119,9 @@ def scan_seconds(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def run_command(command: str, path: Path) -> tuple[float, float, int]:
+def run_command(
+    command: str, path: Path, environment: Mapping[str, str] = os.environ
+) -> tuple[float, float, int]:
     """Return a process's time from start to end and its CPU time, in s, and its peak memory in bytes.
 
     Its output is discarded.
@@ -123,11 +129,12 @@ def run_command(command: str, path: Path) -> tuple[float, float, int]:
     Args:
         command: Shell words, in which `{path}` stands for the export.
         path: The export.
+        environment: Variables of the process.
     """
     words = [word.replace("{path}", str(path)) for word in shlex.split(command)]
     discard = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     started = time.perf_counter()
-    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=discard)
+    pid = os.posix_spawnp(words[0], words, environment, file_actions=discard)
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - started
     code = os.waitstatus_to_exitcode(status)

@@ -50,6 +50,15 @@ def test_a_command_that_fails_ends_the_benchmark(tmp_path):
     assert done.stderr.rstrip().endswith("exited with 3")
 
 
+def test_only_the_first_run_may_write_compiled_files(tmp_path, monkeypatch):
+    """Without compiled files every run would compile pandas anew, and that would be measured."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    seen = tmp_path / "seen"
+    code = f"import sys; open({str(seen)!r}, 'a').write(f'{{sys.dont_write_bytecode:d}}')"
+    done = bench(tmp_path, "--command", f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}")
+    assert (done.returncode, seen.read_text()) == (0, "01")
+
+
 def test_the_memory_of_the_command_is_measured(tmp_path):
     hold = f"{shlex.quote(sys.executable)} -c 'import pathlib; held = bytearray(300_000_000)' {{path}}"
     _, _, peak_bytes = run_command(hold, tmp_path)
