@@ -11,21 +11,21 @@ time in launch order, on whatever streams. Kernels that only move memory run bes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Final
 
 import torch
 
 from cptrace.capture.records import CopyKind, Op, OpKind, ProcessRecord, Range
-from cptrace.labels import DOMAIN
+from cptrace.labels import CALL, DOMAIN, EXECUTE, RECORD, WAIT
 from instrumented.runtime import clocks, collectives
 from instrumented.runtime.api import Cost, Message, Partition
 from instrumented.runtime.clocks import Clock, TimeModel
 from instrumented.runtime.collectives import Member, Round
 from instrumented.runtime.cpu_stream import CpuStream, DeviceFault, Point
 from instrumented.runtime.gloo import GlooCommunicator
-from instrumented.runtime.nvtx_emitter import NvtxEmitter, SilentEmitter
+from instrumented.runtime.nvtx_emitter import Mirror, NvtxEmitter, SilentEmitter, has_listener
 from instrumented.runtime.recorder import Recorder
 from instrumented.runtime.turns import TurnOrder
 
@@ -70,6 +70,7 @@ class CpuDevice:
         self._clock = clock
         self._model = model
         self._emitter = emitter or SilentEmitter()
+        self._mirror = Mirror(self._emitter, is_on=has_listener())
         self._recorder = Recorder(rank, clock.name)
         self._fault = DeviceFault()
         self._streams: list[CpuStream] = []
@@ -112,8 +113,9 @@ class CpuDevice:
 
         def work(ready_ns: int) -> int:
             start_ns = self._clock.op_start(max(ready_ns, before.wait()) if before else ready_ns)
-            function(*arguments)
-            end_ns = self._clock.op_end(start_ns, model_ns)
+            with self._executing(OpKind.KERNEL, stream, correlation_id, name=name):
+                function(*arguments)
+                end_ns = self._clock.op_end(start_ns, model_ns)
             self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
             if turn:
                 turn.finish(end_ns)
@@ -130,8 +132,9 @@ class CpuDevice:
 
         def work(ready_ns: int) -> int:
             start_ns = self._clock.op_start(ready_ns)
-            target.copy_(source)
-            end_ns = self._clock.op_end(start_ns, model_ns)
+            with self._executing(OpKind.MEMCPY, stream, correlation_id, bytes=target.nbytes):
+                target.copy_(source)
+                end_ns = self._clock.op_end(start_ns, model_ns)
             self._record_copy(start_ns, end_ns, stream, correlation_id, target.nbytes)
             return end_ns
 
@@ -199,10 +202,11 @@ class CpuDevice:
 
         def work(ready_ns: int) -> int:
             start_ns = self._clock.op_start(max(ready_ns, before.wait()))
-            arrivals = communicator.announce(start_ns, peers)
-            for step in rounds:
-                step.finish(communicator.exchange(step.sends, step.receives))
-            end_ns = self._clock.op_end(arrivals.latest(), model_ns)
+            with self._executing(OpKind.KERNEL, stream, correlation_id, name=name):
+                arrivals = communicator.announce(start_ns, peers)
+                for step in rounds:
+                    step.finish(communicator.exchange(step.sends, step.receives))
+                end_ns = self._clock.op_end(arrivals.latest(), model_ns)
             self._record_kernel(name, start_ns, end_ns, stream, correlation_id)
             turn.finish(end_ns)
             return end_ns
@@ -214,10 +218,11 @@ class CpuDevice:
 
     def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
         """Make `event` stand for all work queued on `stream` so far."""
-        correlation_id, _ = self._host_call("cudaEventRecord_v3020", clocks.EVENT_NS)
         point, event_sync_id = Point(), self._recorder.event_sync_id()
+        what = {"stream": stream.stream_id, "event": event.event_id, "event_sync_id": event_sync_id}
+        correlation_id, _ = self._host_call("cudaEventRecord_v3020", clocks.EVENT_NS, RECORD, **what)
         event.latest = (point, event_sync_id)
-        self._recorder.event_record(stream.stream_id, event.event_id, event_sync_id, correlation_id)
+        self._recorder.event_record(**what, correlation_id=correlation_id)
         stream.mark(point)
 
     def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
@@ -225,19 +230,14 @@ class CpuDevice:
 
         An event that was never recorded holds nothing up: the call is recorded, a synchronization is not.
         """
-        start_ns = self._clock.host_now()
-        correlation_id, end_ns = self._host_call("cudaStreamWaitEvent_v3020", clocks.EVENT_NS)
+        start_ns, name = self._clock.host_now(), "cudaStreamWaitEvent_v3020"
         if event.latest is None:
+            self._host_call(name, clocks.EVENT_NS)
             return
         point, event_sync_id = event.latest
-        self._recorder.synchronization(
-            start_ns,
-            end_ns,
-            correlation_id,
-            stream=stream.stream_id,
-            event=event.event_id,
-            event_sync_id=event_sync_id,
-        )
+        what = {"stream": stream.stream_id, "event": event.event_id, "event_sync_id": event_sync_id}
+        correlation_id, end_ns = self._host_call(name, clocks.EVENT_NS, WAIT, **what)
+        self._recorder.synchronization(start_ns, end_ns, correlation_id, **what)
         stream.wait(point)
 
     def synchronize(self, target: CpuStream | CpuEvent | None = None) -> None:
@@ -262,12 +262,15 @@ class CpuDevice:
 
     def _block(self, name: str, points: Sequence[Point], **what: int) -> None:
         start_ns = self._clock.host_now()
-        for point in points:
-            while not point.wait(_POLL_S):
-                self._raise_fault()
-        self._raise_fault()
-        not_before_ns = max((point.time_ns for point in points), default=0)
-        correlation_id, end_ns = self._host_call(name, clocks.SYNCHRONIZE_NS, start_ns, not_before_ns)
+        correlation_id = self._recorder.correlation_id()
+        with self._mirror.shown(WAIT, correlation_id, api=name, **what):
+            for point in points:
+                while not point.wait(_POLL_S):
+                    self._raise_fault()
+            self._raise_fault()
+            not_before_ns = max((point.time_ns for point in points), default=0)
+            end_ns = self._clock.host_advance(clocks.SYNCHRONIZE_NS, not_before_ns)
+        self._recorder.api_call(name, start_ns, end_ns, correlation_id)
         self._recorder.synchronization(start_ns, end_ns, correlation_id, **what)
 
     def _raise_fault(self) -> None:
@@ -300,15 +303,21 @@ class CpuDevice:
         for stream in self._streams:
             stream.close()
 
-    def _host_call(
-        self, name: str, cost_ns: int, start_ns: int | None = None, not_before_ns: int = 0
-    ) -> tuple[int, int]:
-        """Record one API call and return its correlation id and its end."""
-        begin_ns = self._clock.host_now() if start_ns is None else start_ns
+    def _host_call(self, name: str, cost_ns: int, label: str = CALL, **what: int) -> tuple[int, int]:
+        """Record one API call that does not block, and return its correlation id and its end."""
+        begin_ns = self._clock.host_now()
         correlation_id = self._recorder.correlation_id()
-        end_ns = self._clock.host_advance(cost_ns, not_before_ns)
+        with self._mirror.shown(label, correlation_id, api=name, **what):
+            end_ns = self._clock.host_advance(cost_ns)
         self._recorder.api_call(name, begin_ns, end_ns, correlation_id)
         return correlation_id, end_ns
+
+    def _executing(
+        self, kind: OpKind, stream: CpuStream, correlation_id: int, **what: int | str
+    ) -> AbstractContextManager[None]:
+        """Enclose what an op does, on its stream's thread."""
+        where: dict[str, int | str] = {"kind": kind, "device": self.rank, "stream": stream.stream_id}
+        return self._mirror.shown(EXECUTE, correlation_id, **where, **what)
 
     def _record_kernel(
         self, name: str, start_ns: int, end_ns: int, stream: CpuStream, correlation_id: int

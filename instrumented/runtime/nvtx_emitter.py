@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
 
-from cptrace.labels import DOMAIN
+from cptrace.labels import DOMAIN, format_label
 
 try:
     import nvtx
 except ImportError:  # optional: the recorder has the ranges anyway
     nvtx = None
+
+
+_TOOL_VARIABLE: Final = "NVTX_INJECTION64_PATH"  # by which NVTX finds the tool that listens, if any
 
 
 class NvtxEmitter(Protocol):
@@ -51,3 +57,39 @@ class PackageEmitter:
 def make_emitter() -> NvtxEmitter:
     """Return an emitter that reaches nsys where the package allows it."""
     return SilentEmitter() if nvtx is None else PackageEmitter()
+
+
+def has_listener() -> bool:
+    """Return whether a tool listens to NVTX in this process."""
+    return nvtx is not None and bool(os.environ.get(_TOOL_VARIABLE))
+
+
+class Mirror:
+    """Says calls and device work of an emulated device in ranges, for profilers that see nothing else of it.
+
+    Without a listener it does nothing, so that a run which nobody watches does not pay for it.
+    """
+
+    def __init__(self, emitter: NvtxEmitter, *, is_on: bool) -> None:
+        """Say it to `emitter`, if at all."""
+        self._emitter = emitter
+        self._is_on = is_on
+
+    @contextmanager
+    def shown(self, name: str, correlation_id: int, /, **fields: int | str | None) -> Iterator[None]:
+        """Enclose a call or an op in a range of the calling thread.
+
+        Args:
+            name: One of `labels.MIRRORED`.
+            correlation_id: Joins a call and its op; the range's payload.
+            **fields: Fields of the label; those that are None are left out.
+        """
+        if not self._is_on:
+            yield
+            return
+        label = format_label(name, **{key: value for key, value in fields.items() if value is not None})
+        self._emitter.push(label, correlation_id, name)
+        try:
+            yield
+        finally:
+            self._emitter.pop()
