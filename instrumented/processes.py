@@ -16,6 +16,10 @@ from typing import Any, Final
 
 from cptrace.errors import RunError
 
+FORK: Final = "fork"
+SPAWN: Final = "spawn"
+"""How the processes of ranks start."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _SETTLE_S: Final = 0.5  # ranks that lose a peer fail too: time to see who was first
 _PEER_LOSS_SIGNS: Final = (
@@ -74,17 +78,29 @@ class RankLink:
 
 
 def run_ranks(
-    size: int, body: Callable[[int, RankLink], None], on_progress: Callable[[str], None]
+    size: int,
+    body: Callable[[int, RankLink], None],
+    on_progress: Callable[[str], None],
+    *,
+    start_method: str = FORK,
+    on_started: Callable[[Sequence[int]], None] | None = None,
 ) -> list[Any]:
-    """Run `body(rank, link)` in one forked process per rank and return their results in rank order.
+    """Run `body(rank, link)` in one process per rank and return their results in rank order.
 
-    Fork, because it takes 0.1 s where spawn imports torch once per rank; no torch op may have run before.
     When one rank fails, or this process is interrupted, all are ended before this returns.
+
+    Args:
+        size: Number of ranks.
+        body: What each runs; to be pickled where processes are spawned.
+        on_progress: Called with a line about what happens now.
+        start_method: Fork takes 0.1 s where spawn imports torch once per rank; no torch op may have run before. Spawn
+            where a profiler watches: it follows programs that are started, not copies of this one.
+        on_started: Called with the process id of each rank.
 
     Raises:
         RunError: A rank failed; the message names it and the reason.
     """
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(start_method)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     receivers = [receiver for receiver, _ in pipes]
     parent_pid = os.getpid()
@@ -96,6 +112,8 @@ def run_ranks(
         for process, (_, sender) in zip(processes, pipes, strict=True):
             process.start()
             sender.close()
+        if on_started is not None:
+            on_started([process.pid or 0 for process in processes])
         return _collect(processes, receivers, on_progress)
 
 

@@ -28,20 +28,27 @@ from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, UsageError
 from cptrace.labels import RUN_METADATA_SCHEMA
 from instrumented.checks import fp8_json, running_max_json
-from instrumented.processes import die_with_parent, run_ranks
+from instrumented.processes import FORK, SPAWN, die_with_parent, run_ranks
 from instrumented.rank import RankResult, run_rank
+from instrumented.runtime.nvtx_emitter import has_listener
 
 DEVICE_KIND: Final = "cpu-emulated"
 TRANSPORT: Final = "gloo-loopback"
 
 
-def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
+def run(
+    spec: RunSpec,
+    output: Path,
+    on_progress: Callable[[str], None],
+    on_started: Callable[[Sequence[int]], None] | None = None,
+) -> dict[str, Any]:
     """Run all ranks, write the report and return the run's metadata.
 
     Args:
         spec: What to run.
         output: Where the report goes.
         on_progress: Called with a line about what happens now.
+        on_started: Called with the process id of each rank.
 
     Raises:
         CptraceError: The run could not start or finish, or the report could not be written.
@@ -49,7 +56,13 @@ def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> dict
     spec.validate()
     session_start_ns = 0 if spec.clock == "virtual" else time.time_ns()
     with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
-        results = run_ranks(spec.cp_size, partial(run_rank, spec, Path(folder)), on_progress)
+        results = run_ranks(
+            spec.cp_size,
+            partial(run_rank, spec, Path(folder)),
+            on_progress,
+            start_method=SPAWN if has_listener() else FORK,
+            on_started=on_started,
+        )
     metadata = describe(spec, results)
     write_report(output, [result.record for result in results], metadata, session_start_ns=session_start_ns)
     return metadata
@@ -101,13 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(signal.SIGTERM, options.parent_pid)
     try:
         spec = RunSpec.from_json(_read(options.spec))
-        metadata = run(spec, options.output, _say_progress if options.progress else _ignore)
+        pids: list[int] = []
+        metadata = run(spec, options.output, _say_progress if options.progress else _ignore, pids.extend)
     except CptraceError as error:
         _say({"status": type(error).__name__, "message": str(error)})
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    _say({"status": "ok", "report": str(options.output), "run": metadata})
+    _say({"status": "ok", "report": str(options.output), "run": metadata, "pids": pids})
     return 0
 
 
