@@ -1,0 +1,202 @@
+"""Which context-parallel scheme a trace shows, and what its ops need of each other.
+
+Our labels tell it, where they are; else the mix of ops per attention call does. The name of the scheme decides which
+order is needed and which is accidental, so it comes with its evidence and with how sure it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import labels
+from cptrace.launches import Launches
+from cptrace.recognition.flow import Flow, bind
+from cptrace.recognition.pattern import places_by_pattern
+from cptrace.recognition.places import Places, places_by_label
+from cptrace.schemes.dataflow import find_flow
+from cptrace.trace import Trace
+
+__all__ = ["UNKNOWN", "Flow", "Places", "Recognition", "recognise"]
+
+UNKNOWN: Final = "unknown"
+NO_COMMUNICATION: Final = "single"
+
+HIGH: Final = "high"
+MEDIUM: Final = "medium"
+LOW: Final = "low"
+
+_ENOUGH: Final = 0.8  # of the blocks that communicate must look alike
+_RING_NAMES: Final = ("ring", "zigzag_ring", "striped_ring")
+_LAYOUT_SCHEMES: Final = {"zigzag": "zigzag_ring", "striped": "striped_ring"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """What scheme a trace shows.
+
+    Attributes:
+        scheme: Name of a scheme, or `unknown`.
+        confidence: `high`, `medium` or `low`.
+        evidence: What it was recognised by, for people.
+        places: Where the ops belong.
+        flow: The scheme's data flow for these ops; None where the scheme is not known.
+    """
+
+    scheme: str
+    confidence: str
+    evidence: str
+    places: Places
+    flow: Flow | None
+
+    def to_row(self) -> dict[str, Any]:
+        """Return what a report states."""
+        return {
+            "scheme": self.scheme,
+            "basis": self.places.basis,
+            "confidence": self.confidence,
+            "evidence": self.evidence,
+        }
+
+
+def recognise(trace: Trace, launches: Launches) -> Recognition:
+    """Return the scheme that a trace shows.
+
+    Args:
+        trace: Classified trace.
+        launches: The launching call of each op.
+    """
+    places = places_by_label(trace, launches)
+    if len(places):
+        scheme, evidence = _by_label(places, trace)
+        confidence = HIGH
+    else:
+        places = places_by_pattern(trace)
+        scheme, confidence, evidence = _by_pattern(places)
+    flow = find_flow(scheme)
+    return Recognition(scheme, confidence, evidence, places, None if flow is None else bind(flow, places))
+
+
+def _by_label(places: Places, trace: Trace) -> tuple[str, str]:
+    """Return the scheme that labels show, and how."""
+    pairs = set(zip(places.kinds.what, places.kinds.tensor, strict=True))
+    what = {name for name, _ in pairs}
+    listed = ", ".join(
+        sorted(f"{name} {tensor}".strip() for name, tensor in pairs if name in labels.COMMUNICATION)
+    )
+    evidence = f"labels of the run name {listed or 'no communication'}"
+    if labels.SEND_RECV in what and labels.ALL_TO_ALL in what:
+        return "usp", evidence
+    if labels.SEND_RECV in what:
+        return _ring_by_label(places, trace, pairs, evidence)
+    if labels.ALL_TO_ALL in what:
+        return _by_slices(places, labels.ALL_TO_ALL, ("ulysses", "ulysses_chunked"), evidence)
+    if labels.ALL_GATHER in what:
+        return _by_slices(places, labels.ALL_GATHER, ("all_gather", "all_gather_sliced"), evidence)
+    if pairs & {(labels.ALL_REDUCE, "out"), (labels.ALL_REDUCE, "dq")}:
+        return "tp", evidence
+    return (NO_COMMUNICATION if labels.ATTENTION in what else UNKNOWN), evidence
+
+
+def _by_slices(places: Places, what: str, names: tuple[str, str], evidence: str) -> tuple[str, str]:
+    """Return one of two schemes: whole, or in slices that run beside attention on others."""
+    n_slices = int(places.hop[places.is_what(what)].max()) + 1
+    return (names[1], f"{evidence}, in {n_slices} slices") if n_slices > 1 else (names[0], evidence)
+
+
+def _ring_by_label(
+    places: Places, trace: Trace, pairs: set[tuple[str, str]], evidence: str
+) -> tuple[str, str]:
+    """Return which ring it is: gradients behind the keys, or attention on two streams, are Transformer Engine's."""
+    rows = places.rows[places.is_what(labels.ATTENTION)]
+    streams = trace.ops.iloc[rows].groupby("rank")["stream"].nunique()
+    if (labels.SEND_RECV, "kv+dkv") in pairs or bool((streams > 1).all()):
+        return "te", f"{evidence}; attention runs on {int(streams.max())} stream(s)"
+    layout = trace.meta.run.get("layout", "")
+    scheme = _LAYOUT_SCHEMES.get(str(layout), _RING_NAMES[0])
+    return scheme, f"{evidence}; layout {layout}" if layout else evidence
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """How many ops of each kind each block has."""
+
+    counts: pd.DataFrame
+    is_forward: pd.Series
+
+
+def _by_pattern(places: Places) -> tuple[str, str, str]:
+    """Return the scheme that the mix of ops per attention call shows, how sure that is, and the evidence."""
+    if not len(places):
+        return UNKNOWN, LOW, "no attention kernel with communication of an attention scheme was found"
+    mix = _mix(places)
+    talking = mix.counts[mix.counts.drop(columns=labels.ATTENTION).sum(axis=1) > 0]
+    if talking.empty:
+        return UNKNOWN, LOW, f"none of {len(mix.counts)} attention calls has communication beside it"
+    for scheme, fits, text in _PATTERNS:
+        share = float(fits(talking).mean())
+        if share >= _ENOUGH:
+            described = f"{share:.0%} of {len(talking)} attention calls that communicate: {text}"
+            return scheme, MEDIUM, described + f"; typically {_typical(talking)}"
+    return (
+        UNKNOWN,
+        LOW,
+        f"no known pattern fits {_ENOUGH:.0%} of {len(talking)} calls; typically {_typical(talking)}",
+    )
+
+
+def _mix(places: Places) -> _Mix:
+    columns = (
+        labels.ATTENTION,
+        labels.SEND_RECV,
+        labels.ALL_TO_ALL,
+        labels.ALL_GATHER,
+        labels.REDUCE_SCATTER,
+    )
+    n_blocks = int(places.block.max()) + 1
+    counts = {name: np.bincount(places.block[places.is_what(name)], minlength=n_blocks) for name in columns}
+    is_forward = np.ones(n_blocks, bool)
+    is_forward[places.block[places.is_backward]] = False
+    return _Mix(pd.DataFrame(counts), pd.Series(is_forward))
+
+
+def _typical(talking: pd.DataFrame) -> str:
+    """Return the most frequent mix of a block."""
+    mixes = talking.value_counts().sort_index()
+    names, most = talking.columns, mixes.idxmax()
+    counts = most if isinstance(most, tuple) else (most,)
+    return " + ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
+
+
+def _is_ring(mix: pd.DataFrame) -> pd.Series:
+    hops = mix[labels.ATTENTION] - 1
+    n_transfers = mix[labels.SEND_RECV]
+    # Forward P - 1 transfers, backward 2P - 1; K and V apart make twice as many.
+    fits = n_transfers.eq(hops) | n_transfers.eq(2 * hops) | n_transfers.eq(2 * hops + 1)
+    return (hops >= 1) & fits & (mix[labels.ALL_TO_ALL] == 0)
+
+
+def _is_ulysses(mix: pd.DataFrame) -> pd.Series:
+    others = mix[[labels.SEND_RECV, labels.ALL_GATHER, labels.REDUCE_SCATTER]].sum(axis=1)
+    return (mix[labels.ATTENTION] == 1) & (mix[labels.ALL_TO_ALL] >= 1) & (others == 0)
+
+
+def _is_all_gather(mix: pd.DataFrame) -> pd.Series:
+    others = mix[[labels.SEND_RECV, labels.ALL_TO_ALL]].sum(axis=1)
+    return (mix[labels.ALL_GATHER] >= 1) & (others == 0)
+
+
+def _is_usp(mix: pd.DataFrame) -> pd.Series:
+    return (mix[labels.ALL_TO_ALL] >= 2) & (mix[labels.SEND_RECV] >= 1)
+
+
+_PATTERNS: Final[tuple[tuple[str, Callable[[pd.DataFrame], pd.Series], str], ...]] = (
+    ("ulysses", _is_ulysses, "one attention with exchanges before and after it, and none beside it"),
+    ("ring", _is_ring, "P attentions with a transfer between each two"),
+    ("usp", _is_usp, "exchanges around several attentions with transfers between them"),
+    ("all_gather", _is_all_gather, "attention after an all-gather"),
+)

@@ -1,0 +1,127 @@
+"""The needs of a scheme's data flow, for the ops of one trace: which order is needed, and which is accidental."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from cptrace import labels
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.recognition.places import Places, by_hop
+from cptrace.schemes.dataflow import ALL_HOPS, DataFlow, Kind, Need
+
+_NO_NEED: Final = np.iinfo(np.int64).min // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The data flow of a scheme, bound to the ops of a trace.
+
+    Attributes:
+        places: Where the ops belong.
+        needs: The scheme's needs.
+        channels: Kinds of transfers that need nothing of each other.
+        shift: Largest shift of any need of a kind on a kind per pass (0 forward, 1 backward), int64 of shape
+            (2, K, K): [pass, consumer, producer]; far below zero where there is no need.
+    """
+
+    places: Places
+    needs: tuple[Need, ...]
+    channels: tuple[Kind, ...]
+    shift: Int64Array
+
+    def is_needed(self, consumer: Int64Array, producer: Int64Array) -> BoolArray:
+        """Return whether each consumer needs each producer, directly or as an earlier hop of what it needs.
+
+        An order between blocks is always needed: what a pass of a layer computes is the input of the next.
+
+        Args:
+            consumer: Positions in `places`, int64 of shape (N,).
+            producer: Positions in `places`, int64 of shape (N,).
+        """
+        places = self.places
+        is_backward = places.is_backward[consumer].astype(np.int64)
+        shift = self.shift[is_backward, places.kind[consumer], places.kind[producer]]
+        is_needed: BoolArray = places.hop[producer] <= places.hop[consumer] + shift
+        is_needed |= places.block[consumer] != places.block[producer]
+        return is_needed
+
+    def channel(self) -> Int64Array:
+        """Return the number of each op's channel, -1 for those of none, int64 of shape (M,)."""
+        kinds = self.places.kinds
+        of_kind = np.full(len(kinds), -1, np.int64)
+        for number, channel in enumerate(self.channels):
+            of_kind[_holds(channel, self.places)] = number
+        return of_kind[self.places.kind]
+
+    def edges(self) -> tuple[Int64Array, Int64Array]:
+        """Return positions (consumer, producer) of all direct needs; of `ALL_HOPS`, the last producer of the block."""
+        consumers, producers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for need in self.needs:
+            consumer, producer = self._edges_of(need)
+            consumers.append(consumer)
+            producers.append(producer)
+        return np.concatenate(consumers), np.concatenate(producers)
+
+    def readers(self) -> tuple[Int64Array, Int64Array]:
+        """Return positions (transfer, attention) of each transfer and the first attention that reads what it brings."""
+        consumer, producer = self.edges()
+        is_read = self.places.is_what(labels.ATTENTION)[consumer]
+        is_read &= self.places.is_what(*labels.COMMUNICATION)[producer]
+        return producer[is_read], consumer[is_read]
+
+    def _edges_of(self, need: Need) -> tuple[Int64Array, Int64Array]:
+        places = self.places
+        in_pass = np.isin(places.is_backward, [name == labels.BACKWARD for name in need.passes])
+        consumers = by_hop(
+            places, in_pass & _holds(need.consumer, places)[places.kind] & (places.hop >= need.min_hop)
+        )
+        producers = by_hop(places, in_pass & _holds(need.producer, places)[places.kind])
+        if need.shift == ALL_HOPS:
+            producers = producers.sort_values(["block", "hop"]).groupby("block", as_index=False).last()
+            joined = consumers.merge(producers, on="block", suffixes=("", "_of_producer"))
+        else:
+            consumers = consumers.assign(hop=consumers["hop"] + need.shift)
+            joined = consumers.merge(producers, on=["block", "hop"], suffixes=("", "_of_producer"))
+        consumer, producer = (joined[name].to_numpy() for name in ("position", "position_of_producer"))
+        return consumer[consumer != producer], producer[consumer != producer]
+
+
+def bind(flow: DataFlow, places: Places) -> Flow:
+    """Return a scheme's data flow bound to the ops of a trace.
+
+    Args:
+        flow: The scheme's data flow.
+        places: Where the ops belong.
+    """
+    n_kinds = len(places.kinds)
+    shift = np.full((len(labels.PASSES), n_kinds, n_kinds), _NO_NEED)
+    for need in flow.needs:
+        pairs = np.ix_(_holds(need.consumer, places), _holds(need.producer, places))
+        for name in need.passes:
+            of_pass = shift[int(name == labels.BACKWARD)]
+            of_pass[pairs] = np.maximum(of_pass[pairs], need.shift)
+    # Copies prepare what is sent or place what has arrived; their labels do not say what of, so none is accidental.
+    shift[:, places.kinds.are(labels.COPY), :] = ALL_HOPS
+    shift[:, :, places.kinds.are(labels.COPY)] = ALL_HOPS
+    return Flow(places, flow.needs, flow.channels, shift)
+
+
+def _holds(kind: Kind, places: Places) -> BoolArray:
+    """Return which kinds of a trace are of a kind of the data flow, bool of shape (K,)."""
+    pairs = zip(places.kinds.what, places.kinds.tensor, strict=True)
+    return np.array([kind.holds(what, tensor) for what, tensor in pairs], bool)
+
+
+def latest_end(flow: Flow, end_ns: Int64Array) -> pd.Series:
+    """Return the latest end of what each op needs directly, by position; ops that need nothing are left out.
+
+    Args:
+        flow: Data flow of a trace.
+        end_ns: End of each op that has a place, int64 of shape (M,).
+    """
+    consumer, producer = flow.edges()
+    return pd.Series(end_ns[producer]).groupby(consumer).max()
