@@ -68,7 +68,7 @@ def make_ops(
     names = [column for column in schema.OPS.column_names if column != "rank"]
     # Popped, so that no column is held twice for longer than it takes to join it.
     columns: OpColumns = {name: _join([part.pop(name) for part in parts]) for name in names}
-    columns["rank"], ranks = _assign_ranks(columns["process"], columns["device"], info)
+    columns["rank"], ranks = assign_ranks(columns["process"], columns["device"], info)
     return schema.make_frame(schema.OPS, columns), ranks, notes
 
 
@@ -179,8 +179,14 @@ def _valid_times(
     return ~is_bad
 
 
-def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
-    """Return the rank of each op and the table of ranks: as recorded, the others counted on by (device, process)."""
+def assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
+    """Return the rank of each op and the table of ranks: as recorded, the others counted on by (device, process).
+
+    Args:
+        process: Process of each op, int64 of shape (N,).
+        device: Device of each op, int64 of shape (N,).
+        info: What the file says about itself.
+    """
     # The lower 24 bits of a global process id are zero, and device ordinals are small: one integer holds both.
     slot, first_keys = pd.factorize(process + device)
     first = np.zeros(len(first_keys), np.int64)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from cptrace import schema
+from cptrace.labels import CPU_EMULATED
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
-from cptrace.sources.nsys_meta import make_meta, read_info
-from cptrace.sources.nsys_ops import OP_TABLES, make_ops
+from cptrace.sources.nsys_meta import FileInfo, make_meta, read_info
+from cptrace.sources.nsys_ops import OP_TABLES, assign_ranks, make_ops
 from cptrace.sources.nsys_ranges import PROCESS_MASK, make_ranges
 from cptrace.sources.nsys_raw import RawTable
 from cptrace.sources.nsys_sqlite import CUDA_EVENT, EXPECTED_TABLES, NVTX, RUNTIME, SYNCHRONIZATION
+from cptrace.sources.nvtx_lanes import find_lanes
 from cptrace.sources.sqlite_columns import PendingColumns, SqliteFile
 from cptrace.trace import Note, Trace
 
@@ -54,7 +57,26 @@ def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) ->
         hosts = {name: job.result() for name, job in jobs.items()}
     missing = tuple(table for table in EXPECTED_TABLES if not file.has_rows(table))
     meta = make_meta(file, info, missing, [*notes, *(note for _, some in hosts.values() for note in some)])
-    return Trace(meta, ops=ops, ranks=ranks, **{name: frame for name, (frame, _) in hosts.items()})
+    trace = Trace(meta, ops=ops, ranks=ranks, **{name: frame for name, (frame, _) in hosts.items()})
+    return with_lanes(trace, info) if ops.empty else trace
+
+
+def with_lanes(trace: Trace, info: FileInfo) -> Trace:
+    """Return a trace without device work with that of an emulated device, where its ranges say any.
+
+    Args:
+        trace: Trace as it was read.
+        info: What the file says about itself.
+    """
+    lanes = find_lanes(trace.ranges, lambda process, device: assign_ranks(process, device, info))
+    if lanes is None:
+        return trace
+    tables = {
+        name: getattr(lanes, name)
+        for name in ("ops", "ranks", "api_calls", "syncs", "event_records", "ranges")
+    }
+    meta = replace(trace.meta, device_kind=CPU_EMULATED, notes=(*trace.meta.notes, *lanes.notes))
+    return replace(trace, meta=meta, **tables)
 
 
 def _api_calls(raw: RawTable) -> tuple[pd.DataFrame, list[Note]]:
