@@ -96,7 +96,7 @@ def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: B
     what[is_exchange] = labels.ALL_TO_ALL
     side = np.where(n_attention_before == 0, BEFORE, AFTER)
     tensor = np.where(is_attention, "", np.where(is_exchange, side, HOP))
-    hop = np.where(is_exchange, 0, hop).astype(np.int64)
+    hop = np.asarray(np.where(is_exchange, 0, hop), np.int64)
     texts = pd.Series(what.astype(str)) + " " + pd.Series(tensor.astype(str))
     kind, names = pd.factorize(texts)
     pairs = [str(name).partition(" ") for name in names]
@@ -104,7 +104,7 @@ def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: B
     is_backward = _is_backward_block(ops, rows, block, is_attention)
     n_bytes = ops["bytes"].to_numpy(dtype=np.int64, na_value=0)[rows]
     layer = np.full(len(rows), -1, np.int64)
-    return Places(rows, block, kind.astype(np.int64), hop, layer, is_backward, n_bytes, kinds, BY_PATTERN)
+    return Places(rows, block, np.asarray(kind, np.int64), hop, layer, is_backward, n_bytes, kinds, BY_PATTERN)
 
 
 def _is_backward_block(
