@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -36,7 +37,7 @@ class ParityRow:
     Attributes:
         rank: Whose part of the sequence.
         layer: Which layer.
-        tensor: One of out, dq, dk, dv.
+        tensor: One of out, dq, dk, dv; of a model `hidden`, what a block puts out, or the gradient of weights.
         max_error: The scheme's largest error over the rank's part; None where a value is not finite.
         max_limit: What it may be.
         one_kernel_max_error: One kernel's largest error over the whole sequence.
@@ -72,6 +73,63 @@ class ParityRow:
         return {**asdict(self), "passed": self.has_passed}
 
 
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What one whole tensor should be, and how far one process is off in the run's own type.
+
+    Attributes:
+        layer: Which layer.
+        tensor: Its name.
+        exact: The float64 values.
+        kernel_error: By how much one process's differ from them.
+        data_type: The run's type, in which that process computed.
+    """
+
+    layer: int
+    tensor: str
+    exact: Tensor
+    kernel_error: Tensor
+    data_type: torch.dtype
+
+    @classmethod
+    def of(cls, layer: int, tensor: str, exact: Tensor, one_kernel: Tensor) -> Yardstick:
+        """Return the yardstick of a tensor, from its float64 values and those of one process."""
+        return cls(layer, tensor, exact, one_kernel.double() - exact, one_kernel.dtype)
+
+    def row(self, rank: int, part: Tensor, cut: Callable[[Tensor], Tensor]) -> ParityRow:
+        """Return the comparison of a rank's part.
+
+        Args:
+            rank: Whose part.
+            part: What the rank has, without padding.
+            cut: Returns the same part of a whole tensor.
+        """
+        ulp, is_fp64 = torch.finfo(self.data_type).eps, self.data_type == torch.float64
+        rms_ulps = _RMS_FLOOR_ULPS_FP64 if is_fp64 else _RMS_FLOOR_ULPS
+        one_kernel_max = _largest(self.kernel_error)
+        max_limit = max(MAX_ERROR_RATIO * one_kernel_max, _MAX_FLOOR_ULPS * ulp * _largest(self.exact))
+        exact, one_kernel_rms = cut(self.exact), _rms(cut(self.kernel_error))
+        error, rms_scale = part.double() - exact, max(one_kernel_rms, _rms(self.kernel_error))
+        rms_limit = max(MAX_ERROR_RATIO * rms_scale, rms_ulps * ulp * _rms(exact))
+        max_figures = (_finite(_largest(error)), max_limit, one_kernel_max)
+        rms_figures = (_finite(_rms(error)), rms_limit, one_kernel_rms)
+        return ParityRow(rank, self.layer, self.tensor, *max_figures, *rms_figures)
+
+    def token_rows(self, layout: Placement, parts: Sequence[Tensor]) -> list[ParityRow]:
+        """Return a row for each rank that holds any of the sequence; `parts` are in rank order, with padding."""
+        rows = []
+        for rank, part in enumerate(parts):
+            tokens = slice(0, layout.n_tokens(rank))
+            if tokens.stop == 0:
+                continue  # all padding
+            rows.append(self.row(rank, part[:, tokens], partial(_tokens_of, layout, rank, tokens)))
+        return rows
+
+
+def _tokens_of(layout: Placement, rank: int, tokens: slice, whole: Tensor) -> Tensor:
+    return layout.shard(whole, rank)[:, tokens]
+
+
 def parity_rows(
     layer: int,
     layout: Placement,
@@ -90,23 +148,8 @@ def parity_rows(
     """
     rows = []
     for name, parts in shards.items():
-        whole, measure = reference.named()[name], one_kernel.named()[name]
-        kernel_error = measure.double() - whole
-        ulp = torch.finfo(measure.dtype).eps
-        rms_ulps = _RMS_FLOOR_ULPS_FP64 if measure.dtype == torch.float64 else _RMS_FLOOR_ULPS
-        one_kernel_max, whole_kernel_rms = _largest(kernel_error), _rms(kernel_error)
-        max_limit = max(MAX_ERROR_RATIO * one_kernel_max, _MAX_FLOOR_ULPS * ulp * _largest(whole))
-        for rank, part in enumerate(parts):
-            tokens = slice(0, layout.n_tokens(rank))
-            if tokens.stop == 0:
-                continue  # all padding
-            exact, own_kernel_error = (layout.shard(t, rank)[:, tokens] for t in (whole, kernel_error))
-            error, one_kernel_rms = part[:, tokens].double() - exact, _rms(own_kernel_error)
-            rms_scale = max(one_kernel_rms, whole_kernel_rms)
-            rms_limit = max(MAX_ERROR_RATIO * rms_scale, rms_ulps * ulp * _rms(exact))
-            max_figures = (_finite(_largest(error)), max_limit, one_kernel_max)
-            rms_figures = (_finite(_rms(error)), rms_limit, one_kernel_rms)
-            rows.append(ParityRow(rank, layer, name, *max_figures, *rms_figures))
+        yardstick = Yardstick.of(layer, name, reference.named()[name], one_kernel.named()[name])
+        rows += yardstick.token_rows(layout, parts)
     return rows
 
 
