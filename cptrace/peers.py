@@ -46,6 +46,8 @@ class Arrivals:
         is_matched: Whether the participants were found, bool of shape (C,); without that, `last_ns` is the own start.
         basis: `label` or `order`.
         end_spread_ns: Median spread of the ends of matched ops: the uncertainty of the split.
+        partner_op: Row of a matched op, once for each other op that takes part in its transfer, int64 of shape (M,).
+        partner: Row of that other op, int64 of shape (M,).
     """
 
     rows: Int64Array
@@ -53,6 +55,8 @@ class Arrivals:
     is_matched: BoolArray
     basis: str
     end_spread_ns: int
+    partner_op: Int64Array
+    partner: Int64Array
 
 
 def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
@@ -64,7 +68,7 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
     """
     rows = np.flatnonzero((trace.ops["role"] == COMM).to_numpy())
     if not len(rows):
-        return Arrivals(rows, rows, rows.astype(bool), BY_ORDER, 0)
+        return Arrivals(rows, rows, rows.astype(bool), BY_ORDER, 0, rows, rows)
     if trace.ops["rank"].iloc[rows].nunique() < 2:
         return NotApplicable(
             _ANALYSIS,
@@ -148,8 +152,16 @@ def _match_by_order(trace: Trace, rows: Int64Array) -> Arrivals | NotApplicable:
             f"ops matched by their order end {median} ns apart (median), where the parts of one collective end"
             " together; they may belong to different process groups",
         )
-    is_matched = np.ones(len(rows), bool)
-    return Arrivals(rows, _highest(ops["start_ns"].to_numpy(), group)[group], is_matched, BY_ORDER, median)
+    last = _highest(ops["start_ns"].to_numpy(), group)[group]
+    op, partner = _all_others(rows[np.argsort(group, kind="stable")].reshape(-1, len(ranks)))
+    return Arrivals(rows, last, np.ones(len(rows), bool), BY_ORDER, median, op, partner)
+
+
+def _all_others(members: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return each member of each row of a table, with each other member of that row."""
+    n_members = members.shape[1]
+    one, other = np.nonzero(~np.eye(n_members, dtype=bool))
+    return members[:, one].ravel(), members[:, other].ravel()
 
 
 def _arrivals(
@@ -166,7 +178,9 @@ def _arrivals(
     np.minimum.at(earliest_end, op, end[partner])
     spread = (latest_end - earliest_end)[is_matched]
     last = np.where(is_matched, last, start)
-    return Arrivals(rows, last, is_matched, basis, int(np.median(spread)) if len(spread) else 0)
+    median = int(np.median(spread)) if len(spread) else 0
+    is_told = is_matched[op]
+    return Arrivals(rows, last, is_matched, basis, median, rows[op[is_told]], rows[partner[is_told]])
 
 
 def _highest(values: Int64Array, group: Int64Array) -> Int64Array:

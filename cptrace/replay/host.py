@@ -1,0 +1,204 @@
+"""How host threads move in a replay: rigid between the calls that blocked.
+
+    host    [sync)..a..b....[sync)..c     launches a and b follow the first call at their distances, c the second
+                 |<- as recorded ->|
+
+A call that blocked ends when the host's own work allows it, and not before what it waited for is done.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from cptrace.dependencies import Dependencies
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.trace import Trace
+
+# What a synchronise call takes that finds nothing to wait for, where the trace has none to tell.
+_QUICK_CALL_NS: Final = 2_000
+_NEVER: Final = np.iinfo(np.int64).min
+
+
+class Host(NamedTuple):
+    """The launches of N ops, B blocking calls as `Dependencies.blocking` lists them, and K waits of calls for ops.
+
+    Attributes:
+        anchor: Blocking call that the launch of each op follows, int64 of shape (N,); meaningless where there is none.
+        has_anchor: Whether there is one, bool of shape (N,); without one, the launch stays as recorded.
+        before: Blocking call before each on its thread, int64 of shape (B,); meaningless for the first.
+        has_before: Whether there is one, bool of shape (B,).
+        cost_ns: Duration of each call when it does not have to wait, int64 of shape (B,).
+        call: Blocking call, int64 of shape (K,).
+        producer: Row of an op that it waits for, int64 of shape (K,).
+        lag_ns: From the op's end to the call's, int64 of shape (K,).
+    """
+
+    anchor: Int64Array
+    has_anchor: BoolArray
+    before: Int64Array
+    has_before: BoolArray
+    cost_ns: Int64Array
+    call: Int64Array
+    producer: Int64Array
+    lag_ns: Int64Array
+
+
+def find_host(trace: Trace, dependencies: Dependencies, arrival_ns: Int64Array) -> Host:
+    """Return how the host's threads hang on device work.
+
+    Args:
+        trace: Trace as a source read it.
+        dependencies: What each op had to wait for.
+        arrival_ns: From when on each op ran without waiting for other ranks, in ns, int64 of shape (N,).
+    """
+    blocking = dependencies.blocking
+    anchor, has_anchor = _anchors(trace, dependencies)
+    before = np.maximum(np.arange(len(blocking.thread)) - 1, 0)
+    has_before = (before < np.arange(len(before))) & (blocking.thread[before] == blocking.thread)
+    call, producer = _waits(trace, dependencies)
+    is_possible = arrival_ns[producer] <= blocking.end_ns[call]
+    call, producer = call[is_possible], producer[is_possible]
+    cost, lag = _costs(blocking.start_ns, blocking.end_ns, call, trace.ops["end_ns"].to_numpy()[producer])
+    return Host(anchor, has_anchor, before, has_before, cost, call, producer, lag)
+
+
+def _anchors(trace: Trace, dependencies: Dependencies) -> tuple[Int64Array, BoolArray]:
+    """Return the last call that blocked the thread before it launched each op, and whether there is one."""
+    blocking, start_ns = dependencies.blocking, trace.ops["start_ns"].to_numpy()
+    leader = _leaders(trace, dependencies)
+    anchor, has_anchor = np.zeros(len(start_ns), np.int64), np.zeros(len(start_ns), bool)
+    for thread in pd.unique(blocking.thread).tolist():
+        calls = np.flatnonzero(blocking.thread == thread)
+        ops = np.flatnonzero(dependencies.is_launch_known & (leader == thread))
+        reach = np.maximum.accumulate(blocking.end_ns[calls])
+        last = np.searchsorted(reach, dependencies.launch_start_ns[ops], side="right") - 1
+        anchor[ops] = calls[np.maximum(last, 0)]
+        # An op that ran before the call ended was not launched after it, whatever the clocks say.
+        has_anchor[ops] = (last >= 0) & (blocking.end_ns[anchor[ops]] <= start_ns[ops])
+    return anchor, has_anchor
+
+
+def _leaders(trace: Trace, dependencies: Dependencies) -> Int64Array:
+    """Return the thread that each launch moves with: its own, or the one thread of its process that ever blocks.
+
+    A backward pass launches from a thread of its own, which starts when the main thread gets there.
+    """
+    blocking = dependencies.blocking
+    process = trace.syncs["process"].to_numpy()[blocking.sync]
+    pairs = pd.DataFrame({"process": process, "thread": blocking.thread}).drop_duplicates()
+    only = pairs[~pairs["process"].duplicated(keep=False)]
+    place = pd.Index(only["process"]).get_indexer(trace.ops["process"])
+    own = dependencies.launch_thread
+    if not len(only):
+        return own
+    follows = (place >= 0) & ~np.isin(own, blocking.thread)
+    return np.where(follows, only["thread"].to_numpy()[np.maximum(place, 0)], own)
+
+
+def _waits(trace: Trace, dependencies: Dependencies) -> tuple[Int64Array, Int64Array]:
+    """Return the blocking calls and the ops that each waited for: of a whole device, the last of each stream."""
+    blocking = dependencies.blocking
+    is_device = (trace.syncs["kind"] == "context").to_numpy()[blocking.sync]
+    single = np.flatnonzero(~is_device & blocking.has_producer)
+    calls, producers = [single], [blocking.producer[single]]
+    for queue_ops in _launched_by_queue(dependencies):
+        one = trace.ops.iloc[int(queue_ops[0])]
+        syncs = trace.syncs.iloc[blocking.sync]
+        is_mine = (
+            is_device & (syncs["process"] == one["process"]) & (syncs["context"] == one["context"])
+        ).to_numpy()
+        mine = np.flatnonzero(is_mine)
+        launch_ns = np.maximum.accumulate(dependencies.launch_start_ns[queue_ops])
+        n_launched = np.searchsorted(launch_ns, blocking.start_ns[mine], side="left")
+        calls.append(mine[n_launched > 0])
+        producers.append(queue_ops[n_launched[n_launched > 0] - 1])
+    return np.concatenate(calls), np.concatenate(producers)
+
+
+def _launched_by_queue(dependencies: Dependencies) -> list[Int64Array]:
+    """Return the rows of ops of each stream whose launch is known, in stream order."""
+    known = np.flatnonzero(dependencies.is_launch_known)
+    known = known[np.argsort(dependencies.queue[known], kind="stable")]
+    edges = np.flatnonzero(np.diff(dependencies.queue[known])) + 1
+    return [rows for rows in np.split(known, edges) if len(rows)]
+
+
+def _costs(
+    start_ns: Int64Array, end_ns: Int64Array, call: Int64Array, producer_end_ns: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return what each blocking call takes without waiting, and the lag of its end behind each of its producers'."""
+    done = np.full(len(start_ns), _NEVER)
+    np.maximum.at(done, call, producer_end_ns)
+    duration = end_ns - start_ns
+    is_waiting = done > start_ns
+    quick = duration[~is_waiting]
+    typical = int(np.median(quick)) if len(quick) else _QUICK_CALL_NS
+    is_blocked = is_waiting & (duration > typical)
+    late = np.maximum(end_ns - np.where(done > _NEVER, done, end_ns), 0)
+    usual = int(np.median(late[is_blocked])) if is_blocked.any() else 0
+    late = np.where(is_blocked, late, np.minimum(late, usual))
+    return np.where(is_blocked, typical, duration), np.minimum(late[call], end_ns[call] - producer_end_ns)
+
+
+def launch_offsets(
+    host: Host, dependencies: Dependencies, gap_ns: int | None
+) -> tuple[Int64Array, Int64Array]:
+    """Return the end of each launch behind its anchor's, and each blocking call's earliest end behind its one before.
+
+    What has no call before it is counted from time 0.
+
+    Args:
+        host: How the host's threads hang on device work.
+        dependencies: What each op had to wait for.
+        gap_ns: Most host time between two successive launches of a thread, in ns; None for as recorded.
+    """
+    blocking = dependencies.blocking
+    origin = np.where(host.has_anchor, _at(blocking.end_ns, host.anchor), 0)
+    call_origin = np.where(host.has_before, blocking.end_ns[host.before], 0)
+    offset, distance = dependencies.launch_end_ns - origin, blocking.start_ns - call_origin
+    if gap_ns is not None:
+        offset, distance = _squeeze(host, dependencies, gap_ns)
+    return offset, distance + host.cost_ns
+
+
+def _squeeze(host: Host, dependencies: Dependencies, gap_ns: int) -> tuple[Int64Array, Int64Array]:
+    """Return the offsets and distances with no more than `gap_ns` between successive launches or calls of a thread."""
+    blocking, launch_ns = dependencies.blocking, dependencies.launch_end_ns
+    n_calls = len(blocking.thread)
+    _, thread = np.unique(
+        np.concatenate((dependencies.launch_thread, blocking.thread)), return_inverse=True
+    )
+    of_op, of_call = thread[: len(launch_ns)], thread[len(launch_ns) :]
+    stretch = of_op * (n_calls + 1) + np.where(host.has_anchor, host.anchor + 1, 0)
+    rows = np.flatnonzero(dependencies.is_launch_known)
+    rows = rows[np.lexsort((launch_ns[rows], stretch[rows]))]
+    is_first = np.append(True, np.diff(stretch[rows]) != 0)[: len(rows)]
+    # A thread's first launch stays where it is; later ones move up to what is before them.
+    base = np.where(host.has_anchor, _at(blocking.end_ns, host.anchor), launch_ns)[rows]
+    last_ns = np.where(is_first, base, np.roll(launch_ns[rows], 1))
+    total = np.cumsum(np.minimum(launch_ns[rows] - last_ns, gap_ns))
+    first = np.flatnonzero(is_first)
+    size = np.diff(np.append(first, len(rows)))
+    total -= np.repeat((total - np.minimum(launch_ns[rows] - last_ns, gap_ns))[first], size)
+    total += np.repeat(np.where(host.has_anchor[rows], 0, base)[first], size)
+    offset = launch_ns.copy()
+    offset[rows] = total
+    wanted = of_call * (n_calls + 1) + np.where(host.has_before, host.before + 1, 0)
+    place = np.searchsorted(stretch[rows], wanted, side="right") - 1
+    has_launch = (place >= 0) & (stretch[_at(rows, np.maximum(place, 0))] == wanted)
+    row = _at(rows, np.maximum(place, 0))
+    behind = np.minimum(blocking.start_ns - _at(launch_ns, row), gap_ns) + _at(offset, row)
+    alone = np.where(
+        host.has_before,
+        np.minimum(blocking.start_ns - blocking.end_ns[host.before], gap_ns),
+        blocking.start_ns,
+    )
+    return offset, np.where(has_launch, behind, alone)
+
+
+def _at(values: Int64Array, places: Int64Array) -> Int64Array:
+    """Return values at places, or zeros where there are no values: then the places are meaningless."""
+    return values[places] if len(values) else np.zeros(len(places), np.int64)
