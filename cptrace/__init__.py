@@ -14,17 +14,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from cptrace.api import analyze, open_trace
+    from cptrace.api import analyze, compare, open_trace
+    from cptrace.comparison import Comparison
     from cptrace.report import Report
-    from cptrace.requests import AnalyzeOptions
+    from cptrace.requests import AnalyzeOptions, CompareOptions
     from cptrace.trace import Trace
 
 __version__: Final = "0.1.0"
-__all__ = ["AnalyzeOptions", "Report", "Trace", "__version__", "analyze", "open_trace"]
+__all__ = [
+    "AnalyzeOptions",
+    "CompareOptions",
+    "Comparison",
+    "Report",
+    "Trace",
+    "__version__",
+    "analyze",
+    "compare",
+    "open_trace",
+]
 
 _HOMES: Final = {
     "AnalyzeOptions": "cptrace.requests",
+    "CompareOptions": "cptrace.requests",
+    "Comparison": "cptrace.comparison",
     "analyze": "cptrace.api",
+    "compare": "cptrace.api",
     "open_trace": "cptrace.api",
     "Report": "cptrace.report",
     "Trace": "cptrace.trace",

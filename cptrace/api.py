@@ -16,16 +16,18 @@ from cptrace import intervals
 from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
 from cptrace.analyses.scope import Scope
-from cptrace.errors import TraceError, UsageError
+from cptrace.comparison import Comparison, compare_reports
+from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
-from cptrace.report import SECTIONS, Report, Row
-from cptrace.requests import AnalyzeOptions, ReadOptions, ScopeRequest
+from cptrace.report import SCHEMA, SECTIONS, Report, Row
+from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions, ScopeRequest
 from cptrace.sources import Readings, read_trace
 from cptrace.trace import Trace
 from cptrace.units import format_ns
 
 _MAX_UNCLASSIFIED_NAMES: Final = 10
+_REPORT_HEAD_BYTES: Final = 200
 
 
 def open_trace(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
@@ -68,6 +70,43 @@ def analyze(
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     with Readings([Path(path) for path in files], options.read) as readings:
         return analyze_readings(readings, options.scope)
+
+
+def compare(
+    runs: Sequence[Report | str | os.PathLike[str]], options: CompareOptions | None = None
+) -> Comparison:
+    """Return runs side by side, the first as the baseline, and whether each difference is more than noise.
+
+    Args:
+        runs: At least two: reports, paths of traces, or paths of reports saved as JSON.
+        options: How to compare.
+
+    Raises:
+        SourceError: A file is missing, unreadable, damaged or of no known format.
+        TraceError: A file's content contradicts itself.
+        UsageError: The runs cannot be compared, and why.
+
+    Example:
+        comparison = cptrace.compare(["before.sqlite", "after.sqlite"])
+        comparison.metrics[0]["verdict"]
+    """
+    options = options or CompareOptions()
+    reports = [run if isinstance(run, Report) else _open_report(Path(run), options.analyze) for run in runs]
+    return compare_reports(reports, options.names, options.allow_different)
+
+
+def _open_report(path: Path, options: AnalyzeOptions) -> Report:
+    """Return the report in a file, which is a report saved as JSON or a trace."""
+    try:
+        with path.open("rb") as file:
+            is_report = f'"{SCHEMA}"'.encode() in file.read(_REPORT_HEAD_BYTES)
+        text = path.read_text(encoding="utf-8") if is_report else None
+    except (OSError, UnicodeDecodeError) as error:
+        # A name that is no readable file is refused in the words of the trace reader.
+        if isinstance(error, OSError):
+            return analyze(path, options)
+        raise SourceError(f"cannot read {path} as a report: it is not UTF-8 ({error.reason})") from error
+    return analyze(path, options) if text is None else Report.from_json(text)
 
 
 def analyze_readings(readings: Readings, request: ScopeRequest | None = None) -> Report:

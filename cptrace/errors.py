@@ -45,3 +45,9 @@ class RunError(CptraceError):
     """A run that could not start or did not finish."""
 
     exit_code = 6
+
+
+class GateError(CptraceError):
+    """A condition that was to be checked holds: what a CI gate stops at."""
+
+    exit_code = 10

@@ -66,6 +66,21 @@ class AnalyzeOptions:
     read: ReadOptions = field(default_factory=ReadOptions)
 
 
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """How to compare.
+
+    Attributes:
+        analyze: How to analyse the files of the runs.
+        allow_different: In what the runs deliberately differ, keys of `cptrace.comparison.KEYS`.
+        names: What to call the runs; by default as their files are called.
+    """
+
+    analyze: AnalyzeOptions = field(default_factory=AnalyzeOptions)
+    allow_different: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
 def parse_window(text: str) -> WindowRequest:
     """Return the window that an option's text asks for.
 

@@ -160,4 +160,4 @@ def test_errors_have_exit_codes_of_their_own():
 
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     assert all(issubclass(cls, CptraceError) for cls in classes)
-    assert sorted(cls.exit_code for cls in classes) == [1, 2, 3, 4, 5, 6]
+    assert sorted(cls.exit_code for cls in classes) == [1, 2, 3, 4, 5, 6, 10]

@@ -10,7 +10,8 @@ import click
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
 from cptrace.cli.progress import loading
 from cptrace.cli.settings import CONTEXT_SETTINGS
-from cptrace.errors import UsageError
+from cptrace.errors import GateError, UsageError
+from cptrace.gates import CODES, found, parse_codes
 from cptrace.renderers import RENDERERS, RenderOptions, find_renderer
 from cptrace.requests import ReadOptions, ScopeRequest, parse_window
 from cptrace.sources import SOURCES, Readings
@@ -55,6 +56,11 @@ first to the last operation on each device.""",
 @click.option(
     "--drop-invalid", is_flag=True, help="Leave out device work with impossible times, and count it."
 )
+@click.option(
+    "--fail-on",
+    metavar="CODE[,CODE...]",
+    help=f"Exit with code 10 if the report has such a finding: {', '.join(CODES)}.",
+)
 def analyze(
     paths: tuple[Path, ...],
     format_name: str,
@@ -64,9 +70,11 @@ def analyze(
     window: str | None,
     ranks: tuple[int, ...],
     drop_invalid: bool,
+    fail_on: str | None,
 ) -> None:
+    codes = () if fail_on is None else parse_codes(fail_on)
     request = ScopeRequest(
-        step_pattern=_compile(step_range),
+        step_pattern=compile_pattern(step_range),
         window=None if window is None else parse_window(window),
         ranks=ranks,
     )
@@ -79,9 +87,12 @@ def analyze(
         report = analyze_readings(readings, request)
     options = RenderOptions(width=terminal_width(), has_color=output is None and has_color())
     write_output(find_renderer(format_name).render(report, options), output)
+    if held := found(report, codes):
+        raise GateError(f"found {', '.join(held)} in {', '.join(map(str, paths))}, which --fail-on stops at")
 
 
-def _compile(pattern: str | None) -> re.Pattern[str] | None:
+def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:
+    """Return the regular expression of --step-range."""
     try:
         return None if pattern is None else re.compile(pattern)
     except re.error as error:

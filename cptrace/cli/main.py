@@ -28,6 +28,9 @@ class Verb(NamedTuple):
 
 VERBS: Final[tuple[Verb, ...]] = (
     Verb("analyze", "cptrace.cli.analyze", "Explain where the time of a trace goes."),
+    Verb(
+        "compare", "cptrace.cli.compare", "Say what differs between runs, and whether it is more than noise."
+    ),
     Verb("run", "cptrace.cli.run", "Run an instrumented context-parallel scheme, record it, explain it."),
     Verb("schemes", "cptrace.cli.schemes", "List the schemes that `run` knows."),
 )
@@ -64,8 +67,8 @@ def cli() -> None:
     """Where context-parallel training time goes, from Nsight Systems traces.
 
     Exit codes: 0 done, 2 usage, 3 file cannot be read as a trace, 4 trace contradicts itself, 5 output cannot be
-    written, 6 run failed, 130 interrupted. A trace in which something could not be told is no error: the report says
-    what, why and what to record.
+    written, 6 run failed, 10 a condition of --fail-on or --fail-if holds, 130 interrupted. A trace in which something
+    could not be told is no error: the report says what, why and what to record.
     """
 
 

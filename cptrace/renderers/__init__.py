@@ -1,11 +1,12 @@
-"""Renderers: forms of a report. `RENDERERS` is the list that help and tests go by."""
+"""Renderers: forms of a report and of a comparison. Help and tests go by `RENDERERS` and `COMPARISON_RENDERERS`."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from cptrace.comparison import Comparison
 from cptrace.errors import UsageError
-from cptrace.renderers.base import Renderer, RenderOptions
+from cptrace.renderers.base import Renderer, RenderOptions, Subject
 from cptrace.report import Report
 
 
@@ -15,16 +16,33 @@ def _text(report: Report, options: RenderOptions) -> str:
     return text.render(report, options)
 
 
-RENDERERS: Final[tuple[Renderer, ...]] = (
+def _comparison_text(comparison: Comparison, options: RenderOptions) -> str:
+    from cptrace.renderers import comparison_text  # here: as above
+
+    return comparison_text.render(comparison, options)
+
+
+RENDERERS: Final[tuple[Renderer[Report], ...]] = (
     Renderer("text", "one screen for people", _text),
     Renderer("json", "cptrace.report/1, for programs", lambda report, _options: report.to_json()),
 )
+COMPARISON_RENDERERS: Final[tuple[Renderer[Comparison], ...]] = (
+    Renderer("text", "for people", _comparison_text),
+    Renderer("json", "cptrace.comparison/1, for programs", lambda comparison, _options: comparison.to_json()),
+)
 
-__all__ = ["RENDERERS", "RenderOptions", "Renderer", "find_renderer"]
+__all__ = [
+    "COMPARISON_RENDERERS",
+    "RENDERERS",
+    "RenderOptions",
+    "Renderer",
+    "find_comparison_renderer",
+    "find_renderer",
+]
 
 
-def find_renderer(name: str) -> Renderer:
-    """Return the renderer of a name.
+def find_renderer(name: str) -> Renderer[Report]:
+    """Return the renderer of reports of a name.
 
     Args:
         name: Name of one of `RENDERERS`.
@@ -32,7 +50,23 @@ def find_renderer(name: str) -> Renderer:
     Raises:
         UsageError: There is none of that name.
     """
-    for renderer in RENDERERS:
+    return _find(name, RENDERERS)
+
+
+def find_comparison_renderer(name: str) -> Renderer[Comparison]:
+    """Return the renderer of comparisons of a name.
+
+    Args:
+        name: Name of one of `COMPARISON_RENDERERS`.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    return _find(name, COMPARISON_RENDERERS)
+
+
+def _find(name: str, renderers: tuple[Renderer[Subject], ...]) -> Renderer[Subject]:
+    for renderer in renderers:
         if renderer.name == name:
             return renderer
-    raise UsageError(f"there is no format {name!r}; the formats are: {', '.join(r.name for r in RENDERERS)}")
+    raise UsageError(f"there is no format {name!r}; the formats are: {', '.join(r.name for r in renderers)}")

@@ -1,11 +1,12 @@
-"""What every renderer shares: a report in, a text out."""
+"""What every renderer shares: a report or a comparison in, a text or bytes out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from cptrace.report import Report
+Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class RenderOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Renderer:
-    """One form of a report.
+class Renderer(Generic[Subject]):
+    """One form of a report or of a comparison.
 
     Attributes:
         name: What `--format` calls it.
@@ -33,4 +34,4 @@ class Renderer:
 
     name: str
     summary: str
-    render: Callable[[Report, RenderOptions], str]
+    render: Callable[[Subject, RenderOptions], str]

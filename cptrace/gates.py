@@ -1,0 +1,159 @@
+"""Conditions under which a check fails: the grammar of `--fail-if`, and the finding codes of `--fail-on`.
+
+    CONDITION = METRIC ( ">" | "<" ) LIMIT
+    LIMIT     = [ "+" | "-" ] NUMBER [ "%" | "pp" | "ns" | "us" | "ms" | "s" ]
+
+Without a sign the limit is the value itself: `overlap < 80%`, `step_ns > 200ms`. With a sign it is the change from the
+baseline: `step_ns > +5%` is five hundredths of the baseline more, `overlap < -5pp` five percentage points less,
+`exposed_comm_ns > +2ms` two milliseconds more. A change that does not exceed the noise of the steps never holds; where
+the noise is not known (runs of one step), the limit alone decides. A metric that is not known in a run is an error, not
+a pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from cptrace.comparison import METRICS, Comparison
+from cptrace.errors import UsageError
+from cptrace.noise import NO_DIFFERENCE
+from cptrace.report import Report, Row
+from cptrace.units import NS_PER_UNIT, format_fraction, format_ns
+
+_CONDITION: Final = re.compile(
+    r"\s*([a-z_]+)\s*([<>])\s*([+-]?)\s*([0-9]+(?:\.[0-9]+)?)\s*(%|pp|ns|us|ms|s|)\s*"
+)
+_SHAPE: Final = (
+    "write METRIC > LIMIT or METRIC < LIMIT, such as 'step_ns > +5%', 'overlap < -5pp' or 'step_ns > 200ms'"
+)
+_FRACTIONS: Final = {"%": 100, "pp": 100, "": 1}
+CODES: Final = (
+    "shared-stream", "missing-event", "single-buffer", "required-order", "late-launch", "peer-wait",
+    "shared-communicator", "queue-order", "imbalance", "cp-off", "padding", "graph-hidden", "low-coverage",
+)  # fmt: skip
+"""Codes of findings that `--fail-on` knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must not be.
+
+    Attributes:
+        text: As it was written.
+        metric: Name of one of `comparison.METRICS`.
+        is_above: Holds above the limit, else below it.
+        limit: Value, change, or (`is_relative`) change as a part of the baseline; signed, in ns or as a fraction.
+        is_change: The limit is of the change from the baseline.
+        is_relative: The limit is a part of the baseline.
+    """
+
+    text: str
+    metric: str
+    is_above: bool
+    limit: float
+    is_change: bool
+    is_relative: bool
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition that a text means.
+
+    Args:
+        text: As the grammar above says.
+
+    Raises:
+        UsageError: The text does not follow the grammar, names no metric, or its unit is not the metric's.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"cannot read the condition {text!r}; {_SHAPE}")
+    name, sign, prefix, number, unit = match.groups()
+    metric = next((metric for metric in METRICS if metric.name == name), None)
+    if metric is None:
+        known = ", ".join(metric.name for metric in METRICS)
+        raise UsageError(f"the condition {text!r} names no metric; the metrics are: {known}")
+    is_relative = bool(prefix) and unit == "%"
+    units = NS_PER_UNIT if metric.unit == "ns" else _FRACTIONS
+    if not is_relative and unit not in units:
+        raise UsageError(
+            f"the condition {text!r} has no unit of {name}; use {', '.join(u for u in units if u)}"
+            + (", or +N% for a change" if metric.unit == "ns" else "")
+        )
+    value = Decimal(number) * -1 if prefix == "-" else Decimal(number)
+    scaled = value * NS_PER_UNIT[unit] if unit in NS_PER_UNIT else value / _FRACTIONS[unit]
+    return Condition(text.strip(), name, sign == ">", float(scaled), bool(prefix), is_relative)
+
+
+def failures(comparison: Comparison, conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """Return one line for each condition that holds in a run: what it was, what it is, which condition.
+
+    Args:
+        comparison: Runs side by side.
+        conditions: What must not be.
+
+    Raises:
+        UsageError: A metric of a condition is not known in a run.
+    """
+    lines = []
+    for condition in conditions:
+        for row in comparison.metrics:
+            if row["metric"] == condition.metric and _holds(condition, row, comparison.names):
+                lines.append(_describe(condition, row, comparison.names[row["run"]]))
+    return tuple(lines)
+
+
+def _holds(condition: Condition, row: Row, names: Sequence[str]) -> bool:
+    missing = "value" if row["value"] is None else "baseline"
+    if row["value"] is None or (condition.is_change and row["baseline"] is None):
+        run = names[row["run"]] if missing == "value" else names[0]
+        raise UsageError(
+            f"--fail-if {condition.text!r} cannot be decided: {condition.metric} is not known in {run};"
+            " `cptrace analyze` says why"
+        )
+    if not condition.is_change:
+        value = row["value"]
+    elif row["verdict"] == NO_DIFFERENCE:
+        return False
+    elif not condition.is_relative:
+        value = row["change"]
+    elif row["relative_change"] is None:  # from nothing: any change is more than any part of it
+        value = float("inf") if row["change"] > 0 else float("-inf") if row["change"] < 0 else 0.0
+    else:
+        value = row["relative_change"]
+    return bool(value > condition.limit if condition.is_above else value < condition.limit)
+
+
+def _describe(condition: Condition, row: Row, name: str) -> str:
+    show = format_ns if row["unit"] == "ns" else format_fraction
+    return f"{name}: {row['metric']} is {show(row['value'])}, was {show(row['baseline'])}; {condition.text!r} holds"
+
+
+def parse_codes(text: str) -> tuple[str, ...]:
+    """Return the finding codes that a text lists.
+
+    Args:
+        text: Codes with commas between them, such as `shared-stream,single-buffer`.
+
+    Raises:
+        UsageError: It is empty or names an unknown code.
+    """
+    codes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = next((code for code in codes if code not in CODES), None)
+    if not codes or unknown is not None:
+        raise UsageError(f"there is no finding {unknown or text!r}; the codes are: {', '.join(CODES)}")
+    return codes
+
+
+def found(report: Report, codes: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the finding codes that a report has, in the order asked for.
+
+    Args:
+        report: Report to look at.
+        codes: Finding codes.
+    """
+    there = {row["code"] for row in report.rows("findings")}
+    return tuple(code for code in codes if code in there)

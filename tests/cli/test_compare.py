@@ -1,0 +1,70 @@
+"""`cptrace compare` and the gates of CI."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import pytest
+
+from cptrace import api
+from tests.support.command_line import check_refused, cptrace
+from tests.support.reports import account, finding, report_of_steps
+from tests.support.shared_traces import ROOT
+
+RING = ROOT / "samples/ring-virtual.sqlite"
+SLOW = ROOT / "samples/ring-slow-link-virtual.sqlite"
+
+
+def test_text_json_and_files(tmp_path):
+    done = cptrace("compare", RING, RING)
+    assert done.exit_code == 0
+    assert "no difference in step time" in done.out
+    target = tmp_path / "c.json"
+    done = cptrace("compare", RING, SLOW, "--allow-different", "link_gbps", "--format", "json", "-o", target)
+    assert (done.exit_code, done.out) == (0, "")
+    assert json.loads(target.read_text())["different"] == [{"key": "link_gbps", "values": [0.4, 0.1]}]
+    check_refused(cptrace("compare", RING, RING, "-o", target), 5, "--force")
+    check_refused(cptrace("compare", RING, RING, "-o", RING, "--force"), 5, "input")
+
+
+def test_refusals():
+    check_refused(cptrace("compare", RING), 2, "at least two runs")
+    check_refused(cptrace("compare"), 2, "PATH")
+    check_refused(cptrace("compare", RING, SLOW), 2, "link_gbps: 0.4 and 0.1", "--allow-different link_gbps")
+    check_refused(cptrace("compare", RING, RING, "--allow-different", "nose"), 2, "nose")
+    check_refused(cptrace("compare", RING, "missing.sqlite"), 3, "missing.sqlite")
+    check_refused(cptrace("compare", RING, RING, "--step-range", "("), 2, "regular expression")
+
+
+def test_a_condition_that_holds_stops_after_the_output():
+    arguments = ("compare", RING, SLOW, "--allow-different", "link_gbps")
+    done = cptrace(*arguments, "--fail-if", "exposed_comm_share > +5%", "--fail-if", "compute_ns > +5%")
+    assert done.exit_code == 10
+    assert "worse" in done.out
+    assert done.err == (
+        "cptrace: ring-slow-link-virtual: exposed_comm_share is 44.6 %, was 5.3 %; 'exposed_comm_share > +5%' holds\n"
+    )
+    assert cptrace(*arguments, "--fail-if", "compute_ns > +5%").exit_code == 0
+
+
+def test_a_condition_is_read_before_any_file():
+    check_refused(cptrace("compare", "a", "b", "--fail-if", "speed > 5"), 2, "speed")
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code"), [("single-buffer", 10), ("peer-wait,single-buffer", 10), ("padding", 0)]
+)
+def test_fail_on_stops_after_the_report(codes, exit_code):
+    report = report_of_steps([account(10, 10, 0, 0)], findings=(finding("single-buffer"),))
+    with mock.patch.object(api, "analyze_readings", return_value=report):
+        done = cptrace("analyze", RING, "--format", "json", "--fail-on", codes)
+    assert done.exit_code == exit_code
+    assert json.loads(done.out)["findings"][0]["code"] == "single-buffer"
+    if exit_code:
+        assert done.err.startswith("cptrace: found single-buffer in ")
+        assert done.err.count("\n") == 1
+
+
+def test_fail_on_knows_the_codes_before_any_file():
+    check_refused(cptrace("analyze", "missing.sqlite", "--fail-on", "typo"), 2, "typo", "shared-stream")
