@@ -20,7 +20,7 @@ from instrumented.softmax import RunningMaxMonitor
 MAX_ERROR_RATIO: Final = 2.0
 """A scheme may be off by this many times the error of one kernel in the same type."""
 
-_MAX_FLOOR_ULPS: Final = 8
+MAX_FLOOR_ULPS: Final = 8
 _RMS_FLOOR_ULPS: Final = 1
 _RMS_FLOOR_ULPS_FP64: Final = 8  # the float64 reference rounds as much itself, and much alike one kernel
 """Errors up to this many units in the last place always pass: of the largest value for the largest error, of
@@ -107,7 +107,7 @@ class Yardstick:
         ulp, is_fp64 = torch.finfo(self.data_type).eps, self.data_type == torch.float64
         rms_ulps = _RMS_FLOOR_ULPS_FP64 if is_fp64 else _RMS_FLOOR_ULPS
         one_kernel_max = _largest(self.kernel_error)
-        max_limit = max(MAX_ERROR_RATIO * one_kernel_max, _MAX_FLOOR_ULPS * ulp * _largest(self.exact))
+        max_limit = max(MAX_ERROR_RATIO * one_kernel_max, MAX_FLOOR_ULPS * ulp * _largest(self.exact))
         exact, one_kernel_rms = cut(self.exact), _rms(cut(self.kernel_error))
         error, rms_scale = part.double() - exact, max(one_kernel_rms, _rms(self.kernel_error))
         rms_limit = max(MAX_ERROR_RATIO * rms_scale, rms_ulps * ulp * _rms(exact))

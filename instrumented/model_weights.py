@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from cptrace.capture.run_spec import RunSpec
-from instrumented.mesh import Mesh
 
 WEIGHT_NAMES: Final = ("norms", "qkv", "out", "gate_up", "down")
 
@@ -101,29 +100,27 @@ class BlockWeights(NamedTuple):
 
     def of_rank(self, sizes: BlockSizes, tp_size: int, tp_rank: int) -> BlockWeights:
         """Return a rank's part of the whole weights, of `sizes`."""
-
-        def columns(whole: Tensor, counts: Sequence[int]) -> Tensor:
-            parts = whole.split(list(counts), dim=1)
-            return torch.cat([part.chunk(tp_size, dim=1)[tp_rank] for part in parts], dim=1)
-
-        return BlockWeights(
-            self.norms_2E,
-            columns(self.qkv_EY, sizes.qkv_columns),
-            self.out_XE.chunk(tp_size, dim=0)[tp_rank],
-            columns(self.gate_up_EZ, (sizes.ffn, sizes.ffn)),
-            self.down_FE.chunk(tp_size, dim=0)[tp_rank],
-        )
+        named = zip(WEIGHT_NAMES, self, strict=True)
+        return BlockWeights(*(part_of(name, whole, sizes, tp_size, tp_rank) for name, whole in named))
 
 
-class WeightPart(NamedTuple):
-    """Which part of the whole weights a rank has."""
+def part_of(name: str, whole: Tensor, sizes: BlockSizes, tp_size: int, tp_rank: int) -> Tensor:
+    """Return a rank's part of one whole weight.
 
-    sizes: BlockSizes
-    mesh: Mesh
-
-    def of(self, whole: BlockWeights, rank: int) -> BlockWeights:
-        """Return the part of `rank`."""
-        return whole.of_rank(self.sizes, self.mesh.tp_size, self.mesh.tp_rank(rank))
+    Args:
+        name: One of `WEIGHT_NAMES`.
+        whole: The weight, or its gradient.
+        sizes: Sizes of the whole block.
+        tp_size: Ranks that share the weights.
+        tp_rank: The rank's number among them.
+    """
+    if name == "norms":
+        return whole
+    columns = {"qkv": sizes.qkv_columns, "gate_up": (sizes.ffn, sizes.ffn)}.get(name)
+    if columns is None:
+        return whole.chunk(tp_size, dim=0)[tp_rank]
+    parts = whole.split(list(columns), dim=1)
+    return torch.cat([part.chunk(tp_size, dim=1)[tp_rank] for part in parts], dim=1)
 
 
 def make_weights(sizes: BlockSizes, seed: int, layer: int, data_type: torch.dtype) -> BlockWeights:
