@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA: Final = "cptrace.report/1"
-SECTIONS: Final = ("ranks", "steps", "collectives", "streams", "kernels", "start_causes", "findings")
+SECTIONS: Final = (
+    "ranks",
+    "steps",
+    "collectives",
+    "streams",
+    "kernels",
+    "traffic",
+    "start_causes",
+    "findings",
+)
 
 Row = Mapping[str, Any]
 

@@ -35,6 +35,7 @@ class RankResult:
     record: ProcessRecord
     monitors: Monitors
     allocated_bytes: int
+    peak_memory_bytes: int
     parity: Sequence[ParityRow]
 
 
@@ -65,11 +66,11 @@ def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
     attention = scheme.make(device, problem, layers)
     barrier()  # so that no rank's first step waits for another's setup
     _run_steps(spec, device, attention, link)
-    record, allocated_bytes = device.record(), device.allocated_bytes
+    record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
     check = ParityCheck(problem, layout, spec.seed, with_backward=not spec.forward_only)
     parity = _check(spec, check, layers, attention.monitors, link) if spec.check else []
-    return RankResult(record, attention.monitors, allocated_bytes, parity)
+    return RankResult(record, attention.monitors, allocated_bytes, peak_bytes, parity)
 
 
 def _make_device(spec: RunSpec, rank: int) -> CpuDevice:

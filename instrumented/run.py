@@ -26,6 +26,7 @@ import torch
 from cptrace.capture.nsys_sqlite_writer import write_report
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, UsageError
+from cptrace.faults import has_undefined_results
 from cptrace.labels import RUN_METADATA_SCHEMA
 from instrumented.checks import fp8_json, running_max_json
 from instrumented.processes import FORK, SPAWN, die_with_parent, run_ranks
@@ -88,8 +89,9 @@ def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
         "fits_without_padding": list(spec.fits_without_padding),
         **options,
         "ranks": [_describe_rank(result) for result in results],
+        "peak_memory_bytes": [result.peak_memory_bytes for result in results],
         "checks": {
-            "parity": parity if spec.check else None,
+            "parity": parity if spec.check and not has_undefined_results(spec.faults) else None,
             "running_max": running_max_json([result.monitors.running_max for result in results]),
             "fp8_messages": fp8_json(results[0].monitors.fp8),
         },

@@ -19,13 +19,17 @@ KEYS = {
     "ranks": {
         "rank", "device", "pid", "window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns",
         "exposed_copy_ns", "idle_ns", "comm_share", "exposed_comm_share", "overlap", "unclassified_ns", "transfer_ns",
-        "peer_wait_ns",
+        "peer_wait_ns", "peak_memory_bytes",
     },
     "steps": {
         "rank", "step", "name", "window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns",
         "exposed_copy_ns", "idle_ns", "comm_share", "exposed_comm_share", "overlap",
     },
     "collectives": {"rank", "kind", "name", "count", "total_ns", "overlap", "bytes", "bytes_per_s"},
+    "traffic": {
+        "rank", "part", "pass", "layer", "n_steps", "n_messages", "bytes", "expected_n_messages", "expected_bytes",
+        "difference_bytes", "by_tensor",
+    },
     "start_causes": {"rank", "role", "cause", "count", "exposed_ns"},
     "findings": {
         "code", "form", "severity", "rank", "step", "value", "unit", "recoverable_ns", "predicted_step_ns",
@@ -62,7 +66,7 @@ GOLDEN = {
             "rank": 0, "device": 0, "pid": 100, "window_basis": "steps", "window_start_ns": 10, "window_end_ns": 50,
             "window_ns": 40, "compute_ns": 25, "comm_ns": 20, "overlapped_comm_ns": 10, "exposed_comm_ns": 10,
             "exposed_copy_ns": 5, "idle_ns": 0, "unclassified_ns": 5, "transfer_ns": None, "between_steps_ns": 0,
-            "peer_wait_ns": None, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
+            "peak_memory_bytes": None, "peer_wait_ns": None, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
         }
     ],
     "steps": [
@@ -107,6 +111,7 @@ GOLDEN = {
             "total_ns": 5, "longest_ns": 5,
         },
     ],
+    "traffic": [],
     "start_causes": [],
     "findings": [],
     "not_applicable": [
@@ -115,7 +120,13 @@ GOLDEN = {
             "reason": "it needs the communication of at least two ranks on one clock, and this file has that of one; a"
             " report of a whole node has it (nsys profile around the launcher, not around each rank)",
             "missing": [],
-        }
+        },
+        {
+            "analysis": "traffic",
+            "reason": "bytes sent are compared with a scheme's formula, and this trace does not say which scheme ran;"
+            " traces of `cptrace run` do",
+            "missing": [],
+        },
     ],
     "coverage": {
         "n_ops": 4, "n_launches_missing": 0, "unclassified_ns": 5,

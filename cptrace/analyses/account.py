@@ -7,7 +7,7 @@ comm   = overlapped comm + exposed comm = transfer + peer wait
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -127,9 +127,23 @@ def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
             **{name: [int(times[name].sum()) for times in measured] for name in TIMES},
         }
     )
+    accounts["peak_memory_bytes"] = _peak_memory(scope)
     extent_ns = accounts["window_end_ns"] - accounts["window_start_ns"]
     accounts["between_steps_ns"] = extent_ns - accounts["window_ns"]
     return _finish(scope, accounts)
+
+
+def _peak_memory(scope: Scope) -> pd.arrays.IntegerArray:
+    """Return the most bytes that each rank's tensors took on its device at once, where the run recorded that."""
+    run = scope.trace.meta.run
+    recorded, entries = run.get("peak_memory_bytes"), run.get("ranks")
+    by_rank: dict[Any, Any] = {}
+    if isinstance(recorded, list) and isinstance(entries, list):
+        by_rank = {entry["rank"]: size for entry, size in zip(entries, recorded, strict=False)}
+    sizes = [by_rank.get(rank) for rank in scope.ranks]
+    is_known = np.array([type(size) is int and 0 <= size < 2**63 for size in sizes], bool)
+    values = np.array([size if known else 0 for size, known in zip(sizes, is_known, strict=True)], np.int64)
+    return pd.arrays.IntegerArray(values, ~is_known)
 
 
 def by_step(scope: Scope) -> pd.DataFrame | NotApplicable:

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cptrace.capture.run_spec import ELEMENT_BYTES, RunSpec
+from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import RunError
-from cptrace.schemes import find_scheme
+from cptrace.schemes import ELEMENT_BYTES, find_scheme
 from cptrace.units import format_bytes
 
 RANKS_PER_CORE: Final = 8

@@ -8,10 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
-from cptrace.schemes import AttentionShape, find_scheme, names_with_option
-
-ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-"""Bytes of one element, by name of the data type."""
+from cptrace.schemes import ELEMENT_BYTES, AttentionShape, find_scheme, names_with_option
 
 CLOCKS: Final = ("paced", "real", "virtual")
 

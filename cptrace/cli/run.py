@@ -16,11 +16,11 @@ import click
 
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
-from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, MESSAGE_DTYPES, RunSpec
+from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
-from cptrace.schemes import HEADS, SCHEMES, find_scheme
+from cptrace.schemes import ELEMENT_BYTES, HEADS, SCHEMES, find_scheme
 
 _DEFAULTS: Final = RunSpec()
 _DEFAULT_NAME: Final = "report.sqlite"

@@ -15,6 +15,7 @@ from rich.text import Text
 from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.base import RenderOptions
+from cptrace.renderers.traffic_text import traffic
 from cptrace.report import Report, Row
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
@@ -61,7 +62,11 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
             yield from table(rows, width)
         if rows and section == "ranks":
             yield from _window(rows)
+            yield from _peak_memory(rows)
             yield from _peer_wait(report)
+    if rows := report.rows("traffic"):
+        yield Text("\nTraffic", style="bold")
+        yield from traffic(rows)
     yield from _not_applicable(report)
     yield from _coverage(report)
 
@@ -175,6 +180,22 @@ def _window(rows: Sequence[Row]) -> Iterable[Any]:
             f"not in it: {format_ns(gap['between_steps_ns'])} between the steps of rank {gap['rank']}, from the last"
             " operation of one to the first of the next (--window all has it)"
         )
+
+
+def _peak_memory(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield the ranks' peak memory where it was recorded: once where all have the same, else largest and smallest."""
+    peaks = {
+        row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes") is not None
+    }
+    if not peaks:
+        return
+    largest, smallest = max(peaks, key=lambda r: (peaks[r], -r)), min(peaks, key=lambda r: (peaks[r], r))
+    text = f"{format_bytes(peaks[largest])} on rank {largest}"
+    if peaks[largest] == peaks[smallest]:
+        text = f"{format_bytes(peaks[largest])} on " + ("every rank" if len(peaks) > 1 else f"rank {largest}")
+    else:
+        text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
+    yield Text(f"peak memory: {text}")
 
 
 def _peer_wait(report: Report) -> Iterable[Any]:

@@ -15,11 +15,12 @@ from typing import Final
 from cptrace.errors import UsageError
 from cptrace.schemes import memory, needs, traffic
 from cptrace.schemes.memory import Memory
-from cptrace.schemes.shape import AttentionShape
+from cptrace.schemes.shape import ELEMENT_BYTES, AttentionShape
 from cptrace.schemes.traffic import Traffic
 
 __all__ = [
     "CONTIGUOUS",
+    "ELEMENT_BYTES",
     "HEADS",
     "SCHEMES",
     "STRIPED",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+ELEMENT_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+"""Bytes of one element, by name of the data type."""
 
 
 @dataclass(frozen=True, slots=True)

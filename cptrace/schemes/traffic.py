@@ -24,6 +24,9 @@ SCORE_BYTES: Final = 4
 MAX_HEAD_CHUNKS: Final = 4
 """More hide more of an all-to-all, and each one pays the link's latency again."""
 
+TENSORS: Final = frozenset(("kv", "dkv", "kv+dkv", "score", "q", "k", "v", "out", "dout", "dq", "dk", "dv"))
+"""What attention exchanges, as labels name it: only this is counted against the formulas below."""
+
 _MIN_SUM_BYTES: Final = 4  # sums are kept in fp32, or fp64 for fp64
 
 

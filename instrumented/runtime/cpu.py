@@ -101,6 +101,11 @@ class CpuDevice:
         """Return a new communicator of this rank's group."""
         return GlooCommunicator(name, partition)
 
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most bytes of this device's tensors at once; all are allocated up front and kept until the end."""
+        return self.allocated_bytes
+
     # ── work ───────────────────────────────────────────────────────────────────────────────────────
 
     def launch(

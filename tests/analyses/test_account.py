@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import cptrace
 from cptrace.errors import UsageError
+from cptrace.renderers import RenderOptions, find_renderer
 from cptrace.report import Report
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest, parse_window
 from cptrace.sources import read_trace
@@ -311,3 +312,20 @@ def test_a_trace_without_kernels_says_so_for_every_analysis():
         assert "--trace=cuda" in entry["reason"]
         assert "CUPTI_ACTIVITY_KIND_KERNEL" in entry["missing"]
     assert document["ranks"] == document["steps"] == document["collectives"] == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [([300, 200], [300, 200]), ([300, None], [300, None]), (None, [None, None]), ([True, -1], [None, None])],
+)
+def test_peak_memory_is_what_the_run_recorded(
+    tmp_path: Path, recorded: list[object] | None, shown: list[int | None]
+) -> None:
+    ranks = [{"rank": rank, "pid": rank + 1, "device": 0} for rank in range(2)]
+    export = TinyExport().run(ranks=ranks, **({} if recorded is None else {"peak_memory_bytes": recorded}))
+    for pid in (1, 2):
+        export.kernel("gemm", 0, 10, pid=pid)
+    report = cptrace.analyze(export.write(tmp_path / "run.sqlite"))
+    assert [row["peak_memory_bytes"] for row in report.rows("ranks")] == shown
+    text = find_renderer("text").render(report, RenderOptions())
+    assert ("peak memory: 300 B on rank 0" in text) == (shown[0] == 300)

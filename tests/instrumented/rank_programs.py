@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
+from cptrace.capture.nsys_sqlite_writer import write_report
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import RunError
 from instrumented.processes import RankLink, run_ranks
 from instrumented.rank import RankResult, execute
-from instrumented.run import run
+from instrumented.run import describe, run
 from instrumented.runtime.api import Cost, Message
 from instrumented.runtime.clocks import TimeModel, VirtualClock
 from instrumented.runtime.cpu import CpuDevice
@@ -241,19 +242,35 @@ def run_cases(specs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [results[number] for number in range(len(specs))]
 
 
-def run_batch(size: int, specs: list[RunSpec]) -> list[list[dict[str, Any]]]:
-    """Return, by rank, a summary of each spec, all run in one process group."""
+def run_batch(
+    size: int, specs: list[RunSpec], keep: Callable[[RankResult], Any] | None = None
+) -> list[list[Any]]:
+    """Return, by rank, what is kept of each spec's result, a summary by default; all run in one process group."""
 
     def body(rank: int, link: RankLink) -> None:
         torch.set_num_threads(1)
         start_gloo(Path(folder), rank, size)
-        link.result([summary(execute(spec, rank, QuietLink())) for spec in specs])
+        link.result([(keep or summary)(execute(spec, rank, QuietLink())) for spec in specs])
         stop_gloo()
 
     for spec in specs:
         spec.validate()
     with tempfile.TemporaryDirectory() as folder:
         return run_ranks(size, body, lambda _text: None)
+
+
+def write_reports(specs: list[dict[str, Any]], folder: Path) -> None:
+    """Write the report of each spec to `folder/INDEX.sqlite`, as many runs as possible in one process group."""
+    for size in sorted({spec["cp_size"] for spec in specs}):
+        batch = {n: RunSpec(**spec) for n, spec in enumerate(specs) if spec["cp_size"] == size}
+        for start in range(0, len(batch), CASES_PER_GROUP):
+            some = dict(list(batch.items())[start : start + CASES_PER_GROUP])
+            by_rank = run_batch(size, list(some.values()), keep=lambda result: result)
+            for (number, spec), results in zip(some.items(), zip(*by_rank, strict=True), strict=True):
+                records = [result.record for result in results]
+                write_report(
+                    folder / f"{number}.sqlite", records, describe(spec, results), session_start_ns=0
+                )
 
 
 def summary(result: RankResult) -> dict[str, Any]:
@@ -269,11 +286,13 @@ def summary(result: RankResult) -> dict[str, Any]:
 
 
 def main(kind: str, argument: str, result: str) -> None:
-    """Run programs (names with commas), or cases or specs (JSON), and write what came of them."""
+    """Run programs (names with commas), or cases, specs or reports (JSON), and write what came of them."""
     if kind == "programs":
         value: Any = {name: (run_program(name), time.monotonic()) for name in argument.split(",")}
     elif kind == "cases":
         value = run_cases(json.loads(argument))
+    elif kind == "reports":
+        value = write_reports(json.loads(argument), Path(result).parent)
     else:
         value = run_specs(json.loads(argument), Path(result).parent)
     Path(result).write_bytes(pickle.dumps(value))

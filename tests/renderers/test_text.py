@@ -57,6 +57,8 @@ Could not tell
  - peer_wait: it needs the communication of at least two ranks on one clock, and
  this file has that of one; a report of a whole node has it (nsys profile around
  the launcher, not around each rank)
+ - traffic: bytes sent are compared with a scheme's formula, and this trace does
+ not say which scheme ran; traces of `cptrace run` do
 """
 
 HOSTILE = {

@@ -1,0 +1,68 @@
+"""What a run should have sent, by its scheme's formula and what the run recorded about itself (`cptrace.run/1`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cptrace import labels
+from cptrace.errors import UsageError
+from cptrace.schemes import ELEMENT_BYTES, AttentionShape, SchemeInfo, Traffic, find_scheme
+from cptrace.schemes.traffic import SCORE_BYTES
+
+
+def expected_traffic(run: Mapping[str, Any]) -> dict[tuple[str, int], Traffic]:
+    """Return what one rank sends in one step, for each pass and layer of a run.
+
+    Args:
+        run: The run's description.
+
+    Raises:
+        ValueError: The description lacks what the formula needs.
+    """
+    try:
+        scheme, shape, layers = find_scheme(run["scheme"]), _shape_of(run), range(int(run["layers"]))
+        fp8 = run["checks"]["fp8_messages"]
+        fp8_layers = frozenset() if fp8 is None else frozenset(fp8["fp8_layers"])
+        return {
+            (name, layer): _of_pass(
+                scheme, name, shape, falls_back=fp8 is not None and layer not in fp8_layers
+            )
+            for name in run["passes"]
+            for layer in layers
+        }
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from error
+    except (TypeError, AttributeError, ZeroDivisionError, UsageError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _shape_of(run: Mapping[str, Any]) -> AttentionShape:
+    """Return the sizes of attention in one context-parallel group; tensor parallelism around it splits heads."""
+    tp_size = int(run.get("tp_size", 1))
+    return AttentionShape(
+        seq_len=int(run["seq_len"]) + int(run["padded_tokens"]),
+        cp_size=int(run["cp_size"]),
+        heads=int(run["heads"]) // tp_size,
+        kv_heads=int(run["kv_heads"]) // tp_size,
+        head_dim=int(run["head_dim"]),
+        element_bytes=ELEMENT_BYTES[run["dtype"]],
+        is_causal=bool(run["causal"]),
+        ulysses_size=int(run["ulysses_size"]),
+        has_fp8_messages=run["checks"]["fp8_messages"] is not None,
+    )
+
+
+def _of_pass(scheme: SchemeInfo, pass_name: str, shape: AttentionShape, *, falls_back: bool) -> Traffic:
+    """Return what a pass of a layer sends.
+
+    A layer whose scores are too large for fp8 sends the run's data type, and still tells its largest score.
+    """
+    count = {labels.FORWARD: scheme.forward, labels.BACKWARD: scheme.backward}[pass_name]
+    if not falls_back:
+        return count(shape)
+    plain = count(replace(shape, has_fp8_messages=False))
+    if pass_name == labels.BACKWARD:
+        return plain
+    return Traffic(plain.n_bytes + SCORE_BYTES * (shape.cp_size - 1), plain.n_messages + 1)
