@@ -194,7 +194,7 @@ def test_missing_shares_are_not_zero(tmp_path):
 def test_a_trace_without_device_work_still_says_something(tmp_path):
     text = text_of(TinyExport().call("cudaFree", 0, 1), tmp_path)
     check_screen(text)
-    assert "account, steps, collectives, streams, kernels: it needs device work" in " ".join(text.split())
+    assert "account, steps, collectives, streams, kernels, traffic: it needs device work" in " ".join(text.split())
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path):
