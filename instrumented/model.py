@@ -136,19 +136,17 @@ class LlamaModel:
         self._device, self._plan = device, plan
         self._compute = device.stream()
         self._kernels = ModelKernels(device, self._compute)
-        sequence = GroupDevice(device, plan.mesh.sequence_groups(device.rank), self._compute)
-        weights = GroupDevice(device, plan.mesh.weight_groups(device.rank), self._compute)
+        mesh, rank = plan.mesh, device.rank
+        sequence, weights = mesh.sequence_groups(rank), mesh.weight_groups(rank)
         # A group of one has nothing to sum, and then no stream for it either.
-        self._grads = Collectives(sequence, labels.GRADS) if self._reduces_gradients else None
-        self._sums = Collectives(weights, "hidden") if plan.mesh.tp_size > 1 else None
+        has_gradients = plan.with_backward and mesh.cp_size > 1
+        self._grads = Collectives(device, labels.GRADS, sequence) if has_gradients else None
+        self._sums = Collectives(device, "hidden", weights) if mesh.tp_size > 1 else None
         self.blocks = [self._make_block(layer) for layer in range(plan.n_layers)]
-        self._attention = plan.scheme.make(sequence, plan.problem, [block.attention for block in self.blocks])
+        states = [block.attention for block in self.blocks]
+        self._attention = plan.scheme.make(GroupDevice(device, sequence, self._compute), plan.problem, states)
         self.monitors = self._attention.monitors
         self._make_buffers()
-
-    @property
-    def _reduces_gradients(self) -> bool:
-        return self._plan.with_backward and self._plan.mesh.cp_size > 1
 
     def _make_block(self, layer: int) -> Block:
         plan, mesh = self._plan, self._plan.mesh
