@@ -5,10 +5,11 @@ The ring exchange refuses an order of calls that would move wrong data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from torch import Tensor, dtype
 
@@ -54,6 +55,9 @@ class Slot:
     def __init__(self, device: Device, tensors: Sequence[Tensor]) -> None:
         """Make a free slot without data."""
         self.tensors = tuple(tensors)
+        self.aside: tuple[
+            Tensor, ...
+        ] = ()  # room for a copy, where the slot is also sent from while it receives
         self.arrived = device.event()
         self.released = device.event()
         self.state = _SlotState.FREE
@@ -111,8 +115,8 @@ class Channel:
         self.group = group or Group.of_all(device)
         self._device = device
         self._name = name
-        self._stream = device.stream()
         self._communicator = device.communicator(name, self.group.partition)
+        self._stream = device.stream()  # made right after its communicator: so faults know whose it is
         self._produced, self._landed = device.event(), device.event()
 
     def after(self, producer: Stream) -> None:
@@ -189,12 +193,25 @@ class RingExchange(Channel):
             is_reversed: Whether to send to the previous member.
         """
         super().__init__(device, name, group)
+        self._held_up: dict[Slot, Callable[[], None]] = {}
         direction = -1 if is_reversed else 1
         self._target_rank = self.group.neighbour(direction)
         self._source_rank = self.group.neighbour(-direction)
 
     def slots(self, n_slots: int, shapes: Sequence[Sequence[int]], data_type: dtype) -> tuple[Slot, ...]:
-        """Return `n_slots` new free slots, each with one tensor per shape."""
+        """Return `n_slots` new free slots that take turns, each with one tensor per shape.
+
+        On a device with the fault `single-buffer` they are one slot: a hop into it waits for its reader, a
+        hop that was posted before that reader is queued once it is, and what is sent on from it is copied aside.
+        """
+        if not getattr(self._device, "has_one_buffer", False):
+            return self.kept_slots(n_slots, shapes, data_type)
+        (slot,) = self.kept_slots(1, shapes, data_type)
+        slot.aside = tuple(self._device.empty(shape, data_type) for shape in shapes)
+        return (slot,) * n_slots
+
+    def kept_slots(self, n_slots: int, shapes: Sequence[Sequence[int]], data_type: dtype) -> tuple[Slot, ...]:
+        """Return `n_slots` new free slots whose data is kept; they never take turns."""
         return tuple(
             Slot(self._device, [self._device.empty(shape, data_type) for shape in shapes])
             for _ in range(n_slots)
@@ -220,12 +237,16 @@ class RingExchange(Channel):
         Raises:
             ExchangeOrderError: The target has not been read yet, or the source has nothing to send.
         """
+        if target.aside and target.state is _SlotState.HELD:
+            self._held_up[target] = partial(self.post, place, source, target, part)
+            return
         if target.state is not _SlotState.FREE:
             raise ExchangeOrderError(f"{place}: the slot to receive into is {target.state.value}, not free")
         if isinstance(source, Slot) and not source.has_data:
             raise ExchangeOrderError(f"{place}: the slot to send was never received into")
         part = part or Part(self._name)
-        sent = part.of(source.tensors if isinstance(source, Slot) else source)
+        source = source.tensors if isinstance(source, Slot) else source
+        sent = self._set_aside(place, target, part) if source is target.tensors else part.of(source)
         self._device.wait_event(self._stream, target.released)
         self._launch(place, part.name, sent, part.of(target.tensors))
         self._device.record_event(target.arrived, self._stream)
@@ -252,6 +273,8 @@ class RingExchange(Channel):
             raise ExchangeOrderError(f"the slot to release is {slot.state.value}, not held")
         self._device.record_event(slot.released, reader)
         slot.state = _SlotState.FREE
+        if slot in self._held_up:
+            self._held_up.pop(slot)()
 
     def pass_over(self, slot: Slot) -> None:
         """Say that nobody here reads what was posted into the slot; it can still be sent on.
@@ -262,6 +285,14 @@ class RingExchange(Channel):
         if slot.state is not _SlotState.POSTED:
             raise ExchangeOrderError(f"the slot to pass over is {slot.state.value}, not posted")
         slot.state = _SlotState.FREE
+
+    def _set_aside(self, place: Place, slot: Slot, part: Part) -> Sequence[Tensor]:
+        """Copy a part of a slot that is received into before it has been sent on; return the copy."""
+        copies = part.of(slot.aside)
+        with self._device.range(place.label(labels.COPY), payload=place.hop, category=labels.COPY):
+            for target, origin in zip(copies, part.of(slot.tensors), strict=True):
+                self._device.copy(self._stream, target, origin)
+        return copies
 
     def _launch(
         self, place: Place, tensor_name: str, sent: Sequence[Tensor], received: Sequence[Tensor]

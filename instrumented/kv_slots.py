@@ -29,7 +29,7 @@ class KvSlots:
         has_fp8 = problem.fp8_score_limit is not None
         kv_bytes = max(self._plain.n_bytes, self._fp8.n_bytes if has_fp8 else 0)
         self.turns = ring.slots(N_BUFFERS, [(kv_bytes + self._plain.n_bytes,)], uint8)
-        self._last = ring.slots(n_layers, [(kv_bytes,)], uint8)
+        self._last = ring.kept_slots(n_layers, [(kv_bytes,)], uint8)
 
     def choose_form(self, layer: int, *, is_fp8: bool) -> None:
         """Decide how a layer's K and V travel, until the next decision."""

@@ -14,7 +14,9 @@ import torch
 from cptrace import labels
 from cptrace.capture.records import ProcessRecord
 from cptrace.capture.run_spec import RunSpec
+from cptrace.faults import has_undefined_results
 from instrumented.checks import ParityCheck, ParityRow
+from instrumented.faults import break_device, slow_down
 from instrumented.oracle import TENSOR_NAMES
 from instrumented.problem import LayerState, Problem, make_inputs
 from instrumented.processes import RankLink
@@ -69,14 +71,20 @@ def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
     record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
     check = ParityCheck(problem, layout, spec.seed, with_backward=not spec.forward_only)
-    parity = _check(spec, check, layers, attention.monitors, link) if spec.check else []
+    parity = (
+        _check(spec, check, layers, attention.monitors, link)
+        if spec.check and not has_undefined_results(spec.faults)
+        else []
+    )
     return RankResult(record, attention.monitors, allocated_bytes, peak_bytes, parity)
 
 
 def _make_device(spec: RunSpec, rank: int) -> CpuDevice:
     session_start_ns = broadcast_int(time.monotonic_ns())
     model = TimeModel(spec.compute_gflops, spec.memory_gbytes_per_s, spec.link_gbps, spec.link_latency_us)
-    return CpuDevice(rank, spec.cp_size, make_clock(spec.clock, session_start_ns), model, make_emitter())
+    model, clock = slow_down(model, spec.faults, rank), make_clock(spec.clock, session_start_ns)
+    device = CpuDevice(rank, spec.cp_size, clock, model, make_emitter())
+    return break_device(device, spec.faults, clock, model)
 
 
 def _run_steps(spec: RunSpec, device: Device, attention: Attention, link: RankLink) -> None:

@@ -22,6 +22,7 @@ from cptrace.capture.capacity import require_capacity
 from cptrace.capture.nsys_sqlite_writer import partial_path
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, RenderError, RunError, UsageError
+from cptrace.faults import has_undefined_results
 
 _MODULE: Final = "instrumented.run"
 _GRACE_S: Final = 10.0  # for the child to end its ranks and clean up
@@ -56,7 +57,8 @@ class RunOutcome:
     @property
     def has_passed(self) -> bool:
         """Whether all checks that ran have passed."""
-        return not self.failed_parity and self.metadata["checks"]["running_max"]["passed"]
+        is_healthy: bool = self.metadata["checks"]["running_max"]["passed"]
+        return not self.failed_parity and (is_healthy or has_undefined_results(self.metadata["faults"]))
 
 
 def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None] | None = None) -> RunOutcome:

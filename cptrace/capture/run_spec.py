@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
+from cptrace.faults import check_faults
 from cptrace.schemes import ELEMENT_BYTES, AttentionShape, find_scheme, names_with_option
 
 CLOCKS: Final = ("paced", "real", "virtual")
@@ -72,6 +73,7 @@ class RunSpec:
         ulysses_size: Ranks that split the heads, for schemes that split both heads and sequence.
         message_dtype: Type in which K and V travel, one of `MESSAGE_DTYPES`.
         fp8_score_limit: Largest score up to which messages may be fp8; a layer above it falls back to `dtype`.
+        faults: What is broken on purpose: entries of `cptrace.faults.FAULTS`, as `NAME` or `NAME:RANK`.
     """
 
     scheme: str = "ring"
@@ -96,6 +98,7 @@ class RunSpec:
     ulysses_size: int = 2
     message_dtype: str = MESSAGE_DTYPES[0]
     fp8_score_limit: float = 50.0
+    faults: tuple[str, ...] = ()
 
     @property
     def shape(self) -> AttentionShape:
@@ -139,6 +142,7 @@ class RunSpec:
         self._validate_choices()
         self._validate_heads()
         self._validate_scheme()
+        check_faults(self)
 
     def to_json(self) -> str:
         """Return the options as one JSON object."""
@@ -158,7 +162,8 @@ class RunSpec:
         if not isinstance(values, dict):
             raise UsageError("the run's options must be one JSON object")
         _check_types(values)
-        return cls(**values)
+        lists: dict[str, Any] = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
+        return cls(**values | lists)
 
     def _validate_numbers(self) -> None:
         for name in _POSITIVE:
@@ -247,6 +252,13 @@ def _check_types(values: dict[str, Any]) -> None:
     if unknown := sorted(set(values) - known):
         raise UsageError(f"the run's options have unknown names: {', '.join(unknown)}")
     for name, value in values.items():
-        accepted = (int, float) if hints[name] is float else (hints[name],)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and hints[name] is not bool):
+        if not _is_of_type(value, hints[name]):
             raise UsageError(f"the run's option {name} is {value!r}, not of type {hints[name].__name__}")
+
+
+def _is_of_type(value: object, hint: Any) -> bool:
+    """Return whether a JSON value can stand for a field of that type."""
+    if hint == tuple[str, ...]:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    accepted = (int, float) if hint is float else (hint,)
+    return isinstance(value, accepted) and (hint is bool or not isinstance(value, bool))

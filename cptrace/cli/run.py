@@ -20,14 +20,18 @@ from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
+from cptrace.faults import FAULTS, find_fault, has_undefined_results, parse_fault
 from cptrace.schemes import ELEMENT_BYTES, HEADS, SCHEMES, find_scheme
 
 _DEFAULTS: Final = RunSpec()
 _DEFAULT_NAME: Final = "report.sqlite"
 _PROGRESS_WIDTH: Final = 60
+_FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n".join(
+    f"  {fault.usage:<20}{fault.expected}\n    {fault.summary}" for fault in FAULTS
+)
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, epilog=_FAULT_LIST)
 @click.option(
     "--scheme",
     default=_DEFAULTS.scheme,
@@ -83,6 +87,13 @@ _PROGRESS_WIDTH: Final = 60
     default=_DEFAULTS.fp8_score_limit,
     show_default=True,
     help="te: a layer with larger scores does not use fp8.",
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="NAME[:RANK]",
+    help="Break something on purpose, so that the diagnosis is known; may be repeated. See the list below.",
 )
 @click.option("--steps", default=_DEFAULTS.steps, show_default=True, help="Measured steps.")
 @click.option(
@@ -229,8 +240,9 @@ def describe_outcome(outcome: RunOutcome) -> str:
     run_of = outcome.metadata
     parity = run_of["checks"]["parity"]
     parts = [_describe_run(run_of)]
+    parts += [_describe_faults(run_of["faults"])] if run_of["faults"] else []
     parts += [_describe_padding(run_of)] if run_of["padded_tokens"] else []
-    parts += [_describe_parity(parity)] if parity is not None else ["Parity: not checked (--no-check)."]
+    parts += [_describe_parity(parity)] if parity is not None else [_why_not_checked(run_of)]
     parts += [_describe_running_max(run_of["checks"]["running_max"])]
     fp8 = run_of["checks"]["fp8_messages"]
     parts += [_describe_fp8(fp8)] if fp8 is not None else []
@@ -254,6 +266,19 @@ def _describe_run(run_of: Mapping[str, Any]) -> str:
 def _tokens_per_rank(run_of: Mapping[str, Any]) -> int:
     whole: int = run_of["seq_len"] + run_of["padded_tokens"]
     return whole if run_of["layout"] == HEADS else whole // int(run_of["cp_size"])
+
+
+def _describe_faults(names: Sequence[str]) -> str:
+    """Return what is broken on purpose, and what should be found."""
+    lines = (f"{name} ({find_fault(parse_fault(name).name).expected})" for name in names)
+    return f"  broken on purpose: {', '.join(lines)}"
+
+
+def _why_not_checked(run_of: Mapping[str, Any]) -> str:
+    for name in run_of["faults"]:
+        if has_undefined_results([name]):
+            return f"Parity: not checked, since --fault {name} makes results undefined."
+    return "Parity: not checked (--no-check)."
 
 
 def _describe_padding(run_of: Mapping[str, Any]) -> str:

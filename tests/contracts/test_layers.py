@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     ("cptrace",),  # the package itself: it imports lazily, only what its public names need
     ("cptrace.errors", "cptrace.labels", "cptrace.names", "cptrace.outcome", "cptrace.schemes"),
+    ("cptrace.faults",),
     ("cptrace.units",),
     ("cptrace.requests",),
     ("cptrace.intervals",),
@@ -25,7 +26,7 @@ LAYERS = (
     ("cptrace.recognition",),
     ("cptrace.peers",),
     ("cptrace.replay",),
-    ("cptrace.noise", "cptrace.report"),
+    ("cptrace.noise", "cptrace.timeline", "cptrace.report"),
     ("cptrace.comparison", "cptrace.gates"),
     ("cptrace.sources",),
     ("cptrace.analyses",),
