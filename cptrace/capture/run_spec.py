@@ -9,7 +9,16 @@ from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
 from cptrace.faults import check_faults
-from cptrace.schemes import ELEMENT_BYTES, AttentionShape, find_scheme, names_with_option
+from cptrace.schemes import ELEMENT_BYTES, HEADS, AttentionShape, find_scheme, names_with_option
+from cptrace.schemes.transformer import (
+    ATTENTION,
+    LLAMA,
+    MODELS,
+    BlockShape,
+    default_ffn,
+    require_even_head_dim,
+    require_split,
+)
 
 CLOCKS: Final = ("paced", "real", "virtual")
 
@@ -26,6 +35,9 @@ _POSITIVE: Final = (
     "layers",
     "steps",
     "ulysses_size",
+    "hidden",
+    "ffn",
+    "tp_size",
 )
 _POSITIVE_REAL: Final = ("link_gbps", "compute_gflops", "memory_gbytes_per_s", "fp8_score_limit")
 _MOST_SIZES: Final = 64  # of ranks, in advice
@@ -37,12 +49,16 @@ _MOST: Final = {
     "heads": 2**20,
     "kv_heads": 2**20,
     "head_dim": 2**16,
+    "hidden": 2**20,
+    "ffn": 2**24,
+    "tp_size": 4096,
     "layers": 10_000,
     "steps": 10_000,
     "warmup": 10_000,
     "seed": 2**63 - 1,
     "link_latency_us": 1e9,
 }
+_MODEL_OPTIONS: Final = ("hidden", "ffn", "tp_size")
 _LEAST_REAL: Final = {"link_gbps": 1e-6, "compute_gflops": 1e-6, "memory_gbytes_per_s": 1e-6}
 
 
@@ -57,7 +73,7 @@ class RunSpec:
         heads: Query heads.
         kv_heads: Key and value heads; fewer than `heads` is grouped-query attention.
         head_dim: Elements per head.
-        layers: Attention layers in sequence.
+        layers: Attention layers, or blocks of the model, in sequence.
         dtype: Data type of q, k, v and out: a key of `ELEMENT_BYTES`.
         causal: Whether a token sees only itself and earlier tokens.
         steps: Measured steps.
@@ -74,6 +90,10 @@ class RunSpec:
         message_dtype: Type in which K and V travel, one of `MESSAGE_DTYPES`.
         fp8_score_limit: Largest score up to which messages may be fp8; a layer above it falls back to `dtype`.
         faults: What is broken on purpose: entries of `cptrace.faults.FAULTS`, as `NAME` or `NAME:RANK`.
+        model: What is computed, one of `MODELS`.
+        hidden: Elements of a token between blocks of the model.
+        ffn: Columns of the model's feed-forward layer.
+        tp_size: Ranks that share the weights of one part of the sequence, for the model.
     """
 
     scheme: str = "ring"
@@ -99,6 +119,33 @@ class RunSpec:
     message_dtype: str = MESSAGE_DTYPES[0]
     fp8_score_limit: float = 50.0
     faults: tuple[str, ...] = ()
+    model: str = ATTENTION
+    hidden: int = 256
+    ffn: int = default_ffn(256)
+    tp_size: int = 1
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that share the sequence; a scheme that splits the heads in its place has one."""
+        return 1 if self.layout == HEADS else self.cp_size
+
+    @property
+    def weight_ranks(self) -> int:
+        """Ranks that share the weights of one part of the sequence."""
+        return self.cp_size if self.layout == HEADS else self.tp_size
+
+    @property
+    def n_ranks(self) -> int:
+        """All ranks."""
+        return self.cp_size * self.tp_size
+
+    @property
+    def block(self) -> BlockShape:
+        """The sizes of one rank's part of a block of the model."""
+        n_ranks = self.weight_ranks
+        heads, kv_heads = self.heads // n_ranks, self.kv_heads // n_ranks
+        attention = replace(self.shape, cp_size=self.sequence_ranks, heads=heads, kv_heads=kv_heads)
+        return BlockShape(attention, self.hidden, self.ffn, n_ranks)
 
     @property
     def shape(self) -> AttentionShape:
@@ -141,6 +188,7 @@ class RunSpec:
         self._validate_bounds()
         self._validate_choices()
         self._validate_heads()
+        self._validate_model()
         self._validate_scheme()
         check_faults(self)
 
@@ -185,7 +233,12 @@ class RunSpec:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at least {least:g}")
 
     def _validate_choices(self) -> None:
-        choices_of = {"dtype": tuple(ELEMENT_BYTES), "clock": CLOCKS, "message_dtype": MESSAGE_DTYPES}
+        choices_of = {
+            "dtype": tuple(ELEMENT_BYTES),
+            "clock": CLOCKS,
+            "message_dtype": MESSAGE_DTYPES,
+            "model": MODELS,
+        }
         for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: choose one of {', '.join(choices)}")
@@ -196,6 +249,33 @@ class RunSpec:
             raise UsageError(
                 f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; choose one of {valid}"
             )
+
+    def _validate_model(self) -> None:
+        if self.model != LLAMA:
+            self._refuse_options_of_models()
+            return
+        if self.dtype == "fp16":
+            raise UsageError(
+                f"--dtype fp16 --model {LLAMA}: its gradients need loss scaling; use --dtype bf16"
+            )
+        require_even_head_dim(self.head_dim)
+        if self.layout == HEADS and self.tp_size > 1:
+            raise UsageError(
+                f"--tp-size {self.tp_size}: scheme {self.scheme} splits the weights over --cp-size ranks already; "
+                f"use --scheme single --tp-size {self.n_ranks}, or --cp-size {self.n_ranks} alone"
+            )
+        names = ("heads", "kv_heads", "hidden", "ffn")
+        option = "--cp-size" if self.layout == HEADS else "--tp-size"
+        require_split({_option(name): getattr(self, name) for name in names}, self.weight_ranks, option)
+
+    def _refuse_options_of_models(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in _MODEL_OPTIONS and value != item.default:
+                raise UsageError(
+                    f"{_option(item.name)} {value}: --model {self.model} has no weights; "
+                    f"it belongs to --model {LLAMA}"
+                )
 
     def _validate_scheme(self) -> None:
         scheme = find_scheme(self.scheme)
@@ -209,7 +289,12 @@ class RunSpec:
                 f"use --cp-size {scheme.max_cp_size}"
             )
         self._validate_own_options()
-        scheme.check(self._unpadded_shape)
+        try:
+            scheme.check(self._unpadded_shape)
+        except UsageError as error:
+            if self.tp_size == 1:
+                raise
+            raise UsageError(f"of each of --tp-size {self.tp_size} ranks: {error}") from error
 
     def _validate_own_options(self) -> None:
         for item in fields(self):
@@ -231,8 +316,8 @@ class RunSpec:
         return AttentionShape(
             self.seq_len,
             self.cp_size,
-            self.heads,
-            self.kv_heads,
+            self.heads // self.tp_size,
+            self.kv_heads // self.tp_size,
             self.head_dim,
             ELEMENT_BYTES[self.dtype],
             self.causal,
