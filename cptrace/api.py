@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from cptrace import intervals
+from cptrace import intervals, timeline
 from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
 from cptrace.analyses.scope import Scope
+from cptrace.analyses.timeline import make_timeline
 from cptrace.comparison import Comparison, compare_reports
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.outcome import NotApplicable
@@ -23,6 +24,7 @@ from cptrace.peers import Arrivals
 from cptrace.report import SCHEMA, SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions, ScopeRequest
 from cptrace.sources import Readings, read_trace
+from cptrace.timeline import Timeline
 from cptrace.trace import Trace
 from cptrace.units import format_ns
 
@@ -69,7 +71,7 @@ def analyze(
     options = options or AnalyzeOptions()
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     with Readings([Path(path) for path in files], options.read) as readings:
-        return analyze_readings(readings, options.scope)
+        return analyze_readings(readings, options.scope, has_timeline=options.has_timeline)
 
 
 def compare(
@@ -109,12 +111,15 @@ def _open_report(path: Path, options: AnalyzeOptions) -> Report:
     return analyze(path, options) if text is None else Report.from_json(text)
 
 
-def analyze_readings(readings: Readings, request: ScopeRequest | None = None) -> Report:
+def analyze_readings(
+    readings: Readings, request: ScopeRequest | None = None, *, has_timeline: bool = False
+) -> Report:
     """Return the report of traces that are being read.
 
     Args:
         readings: Files being read, in order.
         request: Which part of the traces to look at.
+        has_timeline: Whether the report gets a timeline to draw.
 
     Raises:
         CptraceError: As `analyze`.
@@ -127,8 +132,10 @@ def analyze_readings(readings: Readings, request: ScopeRequest | None = None) ->
         here = trace.ranks["rank"].tolist()
         wanted = tuple(rank for rank in request.ranks if rank in here)
         is_asked_for = not request.ranks or bool(wanted)
-        part = _analyze_one(trace, replace(request, ranks=wanted)) if is_asked_for else _Part(_input(trace))
-        parts.append(part)
+        if is_asked_for:
+            parts.append(_analyze_one(trace, replace(request, ranks=wanted), has_timeline))
+        else:
+            parts.append(_Part(_input(trace)))
     unknown = sorted(set(request.ranks) - paths.keys())
     if unknown:
         there = ", ".join(map(str, sorted(paths))) or "(none)"
@@ -167,13 +174,14 @@ class _Part:
     sections: dict[str, tuple[Row, ...]] = field(default_factory=dict)
     not_applicable: tuple[NotApplicable, ...] = ()
     coverage: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
 
 
 def _paths(parts: Iterable[_Part]) -> list[str]:
     return [part.input["path"] for part in parts]
 
 
-def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
+def _analyze_one(trace: Trace, request: ScopeRequest, has_timeline: bool) -> _Part:
     scope = make_scope(trace, request)
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
@@ -187,7 +195,8 @@ def _analyze_one(trace: Trace, request: ScopeRequest) -> _Part:
             not_applicable.append(outcome)
         else:
             sections[analysis.section] = _to_rows(outcome)
-    return _Part(_input(trace), sections, tuple(not_applicable), _coverage(scope))
+    drawn = make_timeline(scope) if has_timeline else None
+    return _Part(_input(trace), sections, tuple(not_applicable), _coverage(scope), drawn)
 
 
 def _input(trace: Trace) -> Row:
@@ -266,6 +275,7 @@ def _combine(parts: Sequence[_Part]) -> Report:
         sections={section: tuple(rows) for section, rows in sections.items()},
         not_applicable=tuple(dict.fromkeys(entry for part in parts for entry in part.not_applicable)),
         coverage=_combine_coverage([part.coverage for part in parts if part.coverage]),
+        timeline=timeline.join(tuple(part.timeline for part in parts if part.timeline is not None)),
     )
 
 

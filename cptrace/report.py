@@ -14,6 +14,8 @@ from cptrace.outcome import NotApplicable
 if TYPE_CHECKING:
     import pandas as pd
 
+    from cptrace.timeline import Timeline
+
 SCHEMA: Final = "cptrace.report/1"
 SECTIONS: Final = (
     "ranks",
@@ -22,6 +24,8 @@ SECTIONS: Final = (
     "streams",
     "kernels",
     "traffic",
+    "messages",
+    "peer_waits",
     "start_causes",
     "findings",
 )
@@ -38,12 +42,14 @@ class Report:
         sections: Rows of each of `SECTIONS`.
         not_applicable: Analyses that could not be made, and why.
         coverage: How much of the traces the figures rest on.
+        timeline: When what ran where, for those who draw it; not in the JSON, and None unless it was asked for.
     """
 
     inputs: tuple[Row, ...]
     sections: Mapping[str, tuple[Row, ...]] = field(default_factory=lambda: MappingProxyType({}))
     not_applicable: tuple[NotApplicable, ...] = ()
     coverage: Row = field(default_factory=lambda: MappingProxyType({}))
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
 
     def rows(self, section: str) -> tuple[Row, ...]:
         """Return the rows of a section, none where it is empty.

@@ -60,10 +60,12 @@ class AnalyzeOptions:
     Attributes:
         scope: Which part of the traces to look at.
         read: How to read the files.
+        has_timeline: Whether the report gets a timeline to draw, beside what its JSON has.
     """
 
     scope: ScopeRequest = field(default_factory=ScopeRequest)
     read: ReadOptions = field(default_factory=ReadOptions)
+    has_timeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)

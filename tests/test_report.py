@@ -30,6 +30,8 @@ KEYS = {
         "rank", "part", "pass", "layer", "n_steps", "n_messages", "bytes", "expected_n_messages", "expected_bytes",
         "difference_bytes", "by_tensor",
     },
+    "messages": {"rank", "kind", "bytes", "count", "median_ns", "transfer_ns", "bytes_per_s"},
+    "peer_waits": {"rank", "peer", "count", "wait_ns"},
     "start_causes": {"rank", "role", "cause", "count", "exposed_ns"},
     "findings": {
         "code", "form", "severity", "rank", "step", "value", "unit", "recoverable_ns", "predicted_step_ns",
@@ -112,6 +114,8 @@ GOLDEN = {
         },
     ],
     "traffic": [],
+    "messages": [],
+    "peer_waits": [],
     "start_causes": [],
     "findings": [],
     "not_applicable": [

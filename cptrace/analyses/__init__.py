@@ -12,7 +12,7 @@ from typing import Final
 
 import pandas as pd
 
-from cptrace.analyses import account, breakdowns, traffic
+from cptrace.analyses import account, breakdowns, messages, peer_waits, traffic
 from cptrace.analyses.scope import Activity, Lane, Scope, cut_to_windows, find_activities, find_lanes
 from cptrace.analyses.steps import find_step_ranges, find_steps
 from cptrace.analyses.windows import find_windows
@@ -58,6 +58,8 @@ ANALYSES: Final[tuple[Analysis, ...]] = (
     ),
     Analysis("streams", "streams", "Which stream is busy with what?", breakdowns.streams),
     Analysis("kernels", "kernels", "Which kernels and copies take how long?", breakdowns.kernels),
+    Analysis("messages", "messages", "How fast did messages of each size go?", messages.by_size),
+    Analysis("peer_waits", "peer_waits", "Which rank waited for which?", peer_waits.by_peer),
     Analysis("traffic", "traffic", "Did each rank send what its scheme's formula says?", traffic.by_layer),
 )
 

@@ -33,7 +33,7 @@ def collectives(scope: Scope) -> pd.DataFrame | NotApplicable:
         return missing
     ops = scope.trace.ops
     rows = np.flatnonzero((ops["role"] == COMM).to_numpy() & scope.is_inside)
-    size, is_sized = _sizes(scope, rows)
+    size, is_sized = op_sizes(scope, rows)
     kinds, names = (ops[name].cat for name in ("collective", "name"))
     key = (ops["rank"].to_numpy()[rows], kinds.codes.to_numpy()[rows], names.codes.to_numpy()[rows])
     table: dict[str, list[object]] = {name: [] for name in _COLLECTIVE_COLUMNS}
@@ -132,7 +132,7 @@ def _int64(frame: pd.DataFrame, name: str) -> Int64Array:
     return frame[name].to_numpy(dtype=np.int64, na_value=0)
 
 
-def _sizes(scope: Scope, rows: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+def op_sizes(scope: Scope, rows: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Return the bytes that the ops at these rows send, and for which the trace tells: from our labels, or the copy."""
     trace = scope.trace
     copied = trace.ops["bytes"].iloc[rows]
