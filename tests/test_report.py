@@ -114,7 +114,12 @@ GOLDEN = {
         },
     ],
     "traffic": [],
-    "messages": [],
+    "messages": [
+        {
+            "rank": 0, "kind": "send_recv", "bytes": 64, "count": 1, "median_ns": 20, "transfer_ns": None,
+            "bytes_per_s": 64e9 / 20,
+        },
+    ],
     "peer_waits": [],
     "start_causes": [],
     "findings": [],
