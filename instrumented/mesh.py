@@ -11,14 +11,15 @@ part of the sequence are neighbours, since they exchange activations in every la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from cptrace import labels
 from cptrace.capture.run_spec import RunSpec
 from instrumented.comm import Group
-from instrumented.runtime.api import Communicator, Cost, Device, Message, Partition, Stream
+from instrumented.runtime.api import Communicator, Device, Message, Partition, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,10 @@ class GroupDevice:
         self.rank, self.size = group.index, group.size
         self._device, self._group = device, group
         self._default_streams = [default_stream]
-        self.empty, self.event, self.copy = device.empty, device.event, device.copy
-        self.all_gather, self.reduce_scatter = device.all_gather, device.reduce_scatter
-        self.all_reduce, self.all_to_all = device.all_reduce, device.all_to_all
-        self.record_event, self.wait_event = device.record_event, device.wait_event
-        self.synchronize = device.synchronize
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what groups change nothing about: buffers, events, launches and collectives."""
+        return getattr(self._device, name)
 
     def stream(self) -> Stream:
         """Return the default stream first, then new ones."""
@@ -90,12 +90,6 @@ class GroupDevice:
         parts = [range(self.size)] if partition is None else partition
         groups = [[ranks[i] for i in part] for ranks in self._group.partition for part in parts]
         return self._device.communicator(name, groups)
-
-    def launch(
-        self, stream: Stream, name: str, function: Callable[..., None], *arguments: object, cost: Cost
-    ) -> None:
-        """Queue a kernel on the device."""
-        self._device.launch(stream, name, function, *arguments, cost=cost)
 
     def send_recv(
         self,

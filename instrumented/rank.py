@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -15,30 +14,43 @@ from cptrace import labels
 from cptrace.capture.records import ProcessRecord
 from cptrace.capture.run_spec import RunSpec
 from cptrace.faults import has_undefined_results
-from instrumented.checks import ParityCheck, ParityRow
+from instrumented.checks import ParityRow
 from instrumented.faults import break_device, slow_down
-from instrumented.oracle import TENSOR_NAMES
-from instrumented.problem import LayerState, Problem, make_inputs
+from instrumented.model_checks import ModelFigures
 from instrumented.processes import RankLink
 from instrumented.runtime.api import Device
 from instrumented.runtime.clocks import TimeModel, make_clock
 from instrumented.runtime.cpu import CpuDevice
-from instrumented.runtime.gloo import barrier, broadcast_int, gather_shards, start_gloo, stop_gloo
+from instrumented.runtime.gloo import barrier, broadcast_int, start_gloo, stop_gloo
 from instrumented.runtime.nvtx_emitter import make_emitter
-from instrumented.schemes import Attention, Monitors, find
-
-_N_FORWARD_RESULTS: Final = 1
+from instrumented.schemes import Monitors
+from instrumented.workloads import Comparison, Workload, make_workload
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What a rank hands in; `parity` holds all ranks' rows on rank 0 and is empty elsewhere."""
+    """What a rank hands in.
+
+    Attributes:
+        record: What its device did.
+        monitors: What its scheme watched.
+        allocated_bytes: Bytes of all tensors that it made.
+        peak_memory_bytes: Bytes of those that lived at once.
+        comparison: How all ranks' results compare with the reference, on rank 0; empty elsewhere.
+        figures: Losses and gradient norms of a model; None without one.
+    """
 
     record: ProcessRecord
     monitors: Monitors
     allocated_bytes: int
     peak_memory_bytes: int
-    parity: Sequence[ParityRow]
+    comparison: Comparison
+    figures: ModelFigures | None
+
+    @property
+    def parity(self) -> Sequence[ParityRow]:
+        """All ranks' parity rows on rank 0, none elsewhere."""
+        return self.comparison.parity
 
 
 def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
@@ -51,7 +63,7 @@ def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
         link: Where progress and the result go.
     """
     torch.set_num_threads(1)  # ranks share the cores; a second thread each would only add noise
-    start_gloo(folder, rank, spec.cp_size)
+    start_gloo(folder, rank, spec.n_ranks)
     link.result(execute(spec, rank, link))
     stop_gloo()
 
@@ -59,70 +71,45 @@ def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
 def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
     """Return what one rank has to show for a run, within a process group that exists already."""
     device = _make_device(spec, rank)
-    problem, scheme = Problem.of(spec), find(spec.scheme)
-    layout = scheme.placement(problem)
-    layers = [
-        LayerState.allocate(device, make_inputs(problem, spec.seed, layer).shard(layout, rank))
-        for layer in range(spec.layers)
-    ]
-    attention = scheme.make(device, problem, layers)
+    workload = make_workload(spec, device)
     barrier()  # so that no rank's first step waits for another's setup
-    _run_steps(spec, device, attention, link)
+    _run_steps(spec, device, workload, link)
     record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
-    check = ParityCheck(problem, layout, spec.seed, with_backward=not spec.forward_only)
-    parity = (
-        _check(spec, check, layers, attention.monitors, link)
-        if spec.check and not has_undefined_results(spec.faults)
-        else []
-    )
-    return RankResult(record, attention.monitors, allocated_bytes, peak_bytes, parity)
+    is_checked = spec.check and not has_undefined_results(spec.faults)
+    comparison = workload.compare(link.progress) if is_checked else Comparison()
+    return RankResult(record, workload.monitors, allocated_bytes, peak_bytes, comparison, workload.figures())
 
 
 def _make_device(spec: RunSpec, rank: int) -> CpuDevice:
     session_start_ns = broadcast_int(time.monotonic_ns())
     model = TimeModel(spec.compute_gflops, spec.memory_gbytes_per_s, spec.link_gbps, spec.link_latency_us)
     model, clock = slow_down(model, spec.faults, rank), make_clock(spec.clock, session_start_ns)
-    device = CpuDevice(rank, spec.cp_size, clock, model, make_emitter())
+    device = CpuDevice(rank, spec.n_ranks, clock, model, make_emitter())
     return break_device(device, spec.faults, clock, model)
 
 
-def _run_steps(spec: RunSpec, device: Device, attention: Attention, link: RankLink) -> None:
+def _run_steps(spec: RunSpec, device: Device, workload: Workload, link: RankLink) -> None:
     names = [(labels.WARMUP, index) for index in range(spec.warmup)]
     names += [(labels.STEP, index) for index in range(spec.steps)]
     for name, index in names:
         if device.rank == 0:
             link.progress(f"{name} {index + 1} of {spec.warmup if name == labels.WARMUP else spec.steps}")
         with device.range(labels.format_label(name), payload=index, category=name):
-            _run_step(spec, device, attention)
+            _run_step(spec, device, workload)
 
 
-def _run_step(spec: RunSpec, device: Device, attention: Attention) -> None:
+def _run_step(spec: RunSpec, device: Device, workload: Workload) -> None:
     for layer in range(spec.layers):
         with _pass_range(device, labels.FORWARD, layer):
-            attention.forward(layer)
+            workload.forward(layer)
     if not spec.forward_only:
         for layer in reversed(range(spec.layers)):
             with _pass_range(device, labels.BACKWARD, layer):
-                attention.backward(layer)
+                workload.backward(layer)
+    workload.finish_step()
     device.synchronize()
 
 
 def _pass_range(device: Device, name: str, layer: int) -> AbstractContextManager[object]:
     return device.range(labels.format_label(name, layer=layer), payload=layer, category=name)
-
-
-def _check(
-    spec: RunSpec, check: ParityCheck, layers: Sequence[LayerState], monitors: Monitors, link: RankLink
-) -> list[ParityRow]:
-    """Return all ranks' parity rows on rank 0, which computes the references; nothing elsewhere."""
-    rows: list[ParityRow] = []
-    n_tensors = _N_FORWARD_RESULTS if spec.forward_only else len(TENSOR_NAMES)
-    for layer, state in enumerate(layers):
-        tensors = (state.out_BLHD, state.dq_BLHD, state.dk_BLGD, state.dv_BLGD)[:n_tensors]
-        shards = {name: gather_shards(t) for name, t in zip(TENSOR_NAMES, tensors, strict=False)}
-        whole = {name: parts for name, parts in shards.items() if parts is not None}
-        if whole:
-            link.progress(f"checking layer {layer + 1} of {len(layers)} against float64")
-            rows += check.rows(layer, whole, has_fp8_keys=monitors.sends_fp8(layer))
-    return rows
