@@ -1,6 +1,6 @@
 """Runs one spec on all ranks and writes its report.
 
-    python -m instrumented.run --spec SPEC.json --output PATH
+    python -m instrumented.run --spec JSON --output PATH
 
 What it says goes to standard output as one JSON object per line: with `--progress` what happens now, and at
 the end the outcome, whose `status` is "ok" or the name of the error and whose `message` is the error's
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _exit_on_signal)  # so that cleaning up happens on the way out
     if options.parent_pid is not None:
-        die_with_parent(signal.SIGTERM, options.parent_pid)
+        die_with_parent(signal.SIGTERM, options.parent_pid or os.getppid())
     try:
         spec = RunSpec.from_json(_read(options.spec))
         pids: list[int] = []
@@ -132,15 +133,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m instrumented.run", description="Run one spec on all ranks."
     )
     parser.add_argument(
-        "--spec", required=True, help="file with the run's options as JSON, or - for standard input"
+        "--spec", required=True, help="the run's options as JSON, a file with them, or - for standard input"
     )
     parser.add_argument("--output", type=Path, required=True, help="where the report goes")
     parser.add_argument("--progress", action="store_true", help="say what happens now")
-    parser.add_argument("--parent-pid", type=int, help="end when this parent ends")
+    parser.add_argument("--parent-pid", type=int, help="end when this parent ends; 0 for any parent")
     return parser.parse_args(arguments)
 
 
 def _read(path: str) -> str:
+    if path.startswith("{"):
+        return path
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ from cptrace.errors import CptraceError, RenderError, RunError, UsageError
 from cptrace.faults import has_undefined_results
 
 _MODULE: Final = "instrumented.run"
+FOLLOWED: Final = ("--progress",)
+"""Arguments of a child that is followed: it says what it does."""
+
+# What a profiler says at its end, and lines of a traceback: neither explains a death.
+_SAYS_NOTHING: Final = re.compile(r"\s|Generat(ing|ed)\b|\[\d+/\d+\]|$")
 _GRACE_S: Final = 10.0  # for the child to end its ranks and clean up
 _ERRORS: Final[Mapping[str, type[CptraceError]]] = {
     error.__name__: error for error in (UsageError, RenderError, RunError)
@@ -75,11 +81,34 @@ def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None] | None =
         RunInterrupted: The user stopped it.
         RenderError: The report could not be written.
     """
+    require_ready(spec)
+    command = [*child_command(spec, output), *FOLLOWED, "--parent-pid", str(os.getpid())]
+    return RunOutcome(output, run_child(command, output, on_progress or _ignore)["run"])
+
+
+def require_ready(spec: RunSpec) -> None:
+    """Check that a run can start.
+
+    Args:
+        spec: What to run.
+
+    Raises:
+        UsageError: The options cannot be meant.
+        RunError: A package that runs need is not installed, or the machine is too small.
+    """
     spec.validate()
     require_capacity(spec)
     _require_packages()
-    outcome = _run_child(spec, output, on_progress or _ignore)
-    return RunOutcome(output, outcome["run"])
+
+
+def child_command(spec: RunSpec, output: Path) -> list[str]:
+    """Return the command that runs `spec` in a process of its own.
+
+    Args:
+        spec: What to run.
+        output: Where its own report goes.
+    """
+    return [sys.executable, "-m", _MODULE, "--spec", spec.to_json(), "--output", str(output)]
 
 
 def _require_packages() -> None:
@@ -91,12 +120,20 @@ def _require_packages() -> None:
             )
 
 
-def _run_child(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
-    command = [sys.executable, "-m", _MODULE, "--spec", "-", "--output", str(output)]
-    command += ["--progress", "--parent-pid", str(os.getpid())]
+def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
+    """Run a command that says what it does as `instrumented.run` does, and return its outcome.
+
+    Args:
+        command: Program and arguments.
+        output: Report that it writes.
+        on_progress: Called with a line about what happens now.
+
+    Raises:
+        CptraceError: The run could not start or did not finish.
+    """
     child = subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -104,7 +141,6 @@ def _run_child(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) 
         process_group=0,
     )
     with _ended_at_exit(child, output):
-        _send_spec(child, spec)
         outcome, last_line = _follow(child, on_progress)
         child.wait()
     if outcome is None:
@@ -150,17 +186,9 @@ def _end(child: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with suppress(OSError):
-                pipe.close()
-
-
-def _send_spec(child: subprocess.Popen[str], spec: RunSpec) -> None:
-    with suppress(BrokenPipeError):  # a child that died at once is explained by its output
-        if child.stdin is not None:
-            child.stdin.write(spec.to_json())
-            child.stdin.close()
+    if child.stdout is not None:
+        with suppress(OSError):
+            child.stdout.close()
 
 
 def _follow(
@@ -171,7 +199,7 @@ def _follow(
     for line in child.stdout or ():
         message = _parse_message(line)
         if message is None:
-            last_line = line.strip() or last_line
+            last_line = last_line if _SAYS_NOTHING.match(line) else line.strip()
         elif "progress" in message:
             on_progress(str(message["progress"]))
         else:

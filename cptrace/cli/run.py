@@ -16,11 +16,16 @@ import click
 
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
+from cptrace.capture.nsys_capture import original_of
+from cptrace.capture.nsys_command import REPORT_SUFFIX
+from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
+from cptrace.capture.profilers import NAMES as PROFILER_NAMES
 from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, RunSpec
 from cptrace.cli.output import check_output
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
 from cptrace.faults import FAULTS, find_fault, has_undefined_results, parse_fault
+from cptrace.labels import CPU_EMULATED
 from cptrace.schemes import ELEMENT_BYTES, HEADS, SCHEMES, find_scheme
 
 _DEFAULTS: Final = RunSpec()
@@ -148,10 +153,20 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     help=f"Report to write.  [default: {_DEFAULT_NAME}, or the next free report-N.sqlite]",
 )
 @click.option("--force", is_flag=True, help="Replace the file given with --output.")
+@click.option(
+    "--profiler",
+    type=click.Choice(PROFILER_NAMES),
+    default=AUTO,
+    show_default=True,
+    help="What to record with. " + " ".join(f"{each.name}: {each.summary}." for each in PROFILERS),
+)
+@click.option("--dry-run", is_flag=True, help="Print the command that would be run, and run nothing.")
 def run(
     output_format: str,
     output: Path | None,
     force: bool,
+    profiler: str,
+    dry_run: bool,
     cp_size: int | None,
     kv_heads: int | None,
     **options: Any,
@@ -167,10 +182,19 @@ def run(
         **options,
     )
     spec.validate()
+    choice = choose_profiler(profiler, CPU_EMULATED)
     path = choose_output(output, force=force)
+    if dry_run:
+        click.echo(describe_plan(choice, spec, path, CPU_EMULATED))
+        return
+    capture = launch if choice.profiler is RECORDER else choice.profiler.capture
+    original = path.with_suffix(REPORT_SUFFIX)
+    if choice.profiler is not RECORDER:
+        check_output(original, force=force)
     with _progress_line() as show, scratch_beside(path) as scratch:
-        outcome = launch(spec, scratch, show)
+        outcome = capture(spec, scratch, show)
         path = claim_output(scratch, output, path, force=force)
+        keep_original(scratch, path)
     outcome = replace(outcome, report=path)
     if output_format == "json":
         click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))
@@ -209,6 +233,13 @@ def scratch_beside(path: Path) -> Iterator[Path]:
         yield scratch
     finally:
         scratch.unlink(missing_ok=True)
+        original_of(scratch).unlink(missing_ok=True)
+
+
+def keep_original(scratch: Path, path: Path) -> None:
+    """Give the profiler's own report, where it has made one, the name of the report that was made of it."""
+    if original_of(scratch).exists():
+        os.replace(original_of(scratch), path.with_suffix(REPORT_SUFFIX))
 
 
 def claim_output(scratch: Path, output: Path | None, path: Path, *, force: bool) -> Path:

@@ -64,6 +64,26 @@ def start(path: Path, options: ReadOptions) -> RepReading:
     Raises:
         SourceError: Nsight Systems is not installed, or cannot export the report.
     """
+    folder = tempfile.TemporaryDirectory(prefix="cptrace-")
+    export = Path(folder.name, "export.sqlite")
+    try:
+        export_report(path, export)
+        return RepReading(path, folder, nsys_sqlite.start(export, options))
+    except SourceError:
+        folder.cleanup()
+        raise
+
+
+def export_report(path: Path, export: Path) -> None:
+    """Export a report to SQLite.
+
+    Args:
+        path: Path of the report.
+        export: File to write.
+
+    Raises:
+        SourceError: Nsight Systems is not installed, or cannot export the report.
+    """
     command = shutil.which("nsys")
     by_hand = (
         f"nsys export --type sqlite --output {shlex.quote(path.stem + '.sqlite')} {shlex.quote(str(path))}"
@@ -73,17 +93,6 @@ def start(path: Path, options: ReadOptions) -> RepReading:
             f"{path}: reading a report needs Nsight Systems, and nsys is not on PATH; export it where it is, with:"
             f" {by_hand}"
         )
-    folder = tempfile.TemporaryDirectory(prefix="cptrace-")
-    export = Path(folder.name, "export.sqlite")
-    try:
-        _export(command, path, export, by_hand)
-        return RepReading(path, folder, nsys_sqlite.start(export, options))
-    except SourceError:
-        folder.cleanup()
-        raise
-
-
-def _export(command: str, path: Path, export: Path, by_hand: str) -> None:
     arguments = [command, "export", "--type", "sqlite", "--output", str(export), str(path)]
     done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not export.is_file():

@@ -1,0 +1,122 @@
+"""What a run can be recorded with, and which one to take. `PROFILERS` is the list that help and tests go by."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cptrace.capture import nsys_capture
+from cptrace.capture.launcher import RunOutcome, child_command
+from cptrace.capture.launcher import run as record
+from cptrace.capture.nsys_command import REPORT_SUFFIX, find_nsys, lost_ranges
+from cptrace.capture.run_spec import RunSpec
+from cptrace.errors import UsageError
+from cptrace.labels import CPU_EMULATED, CUDA
+
+AUTO: Final = "auto"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiler:
+    """A way to record a run.
+
+    Attributes:
+        name: What `--profiler` calls it.
+        summary: One line for help.
+        devices: Kinds of device that it can record.
+        capture: Runs a spec and writes its report.
+        plan: Returns the command that `capture` would run.
+    """
+
+    name: str
+    summary: str
+    devices: tuple[str, ...]
+    capture: Callable[[RunSpec, Path, Progress], RunOutcome]
+    plan: Callable[[RunSpec, Path, str], list[str]]
+
+
+def _plan_recorder(spec: RunSpec, output: Path, _device_kind: str) -> list[str]:
+    return child_command(spec, output)
+
+
+def _plan_nsys(spec: RunSpec, output: Path, device_kind: str) -> list[str]:
+    tool = nsys_capture.require_nsys(spec, device_kind)
+    recorded = output.with_name(f"{output.stem}.recorder{output.suffix}")
+    return nsys_capture.command_of(tool, spec, device_kind, output.with_suffix(REPORT_SUFFIX), recorded)
+
+
+RECORDER: Final = Profiler(
+    "recorder",
+    "the device's own record, exact and free of a profiler's cost",
+    (CPU_EMULATED,),
+    record,
+    _plan_recorder,
+)
+NSYS: Final = Profiler(
+    nsys_capture.NAME,
+    "Nsight Systems; of an emulated device it records the ranges in which that says what it does",
+    (CPU_EMULATED, CUDA),
+    nsys_capture.capture,
+    _plan_nsys,
+)
+PROFILERS: Final[tuple[Profiler, ...]] = (RECORDER, NSYS)
+NAMES: Final = (AUTO, *(profiler.name for profiler in PROFILERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A profiler, and why it was taken."""
+
+    profiler: Profiler
+    reason: str
+
+
+def choose_profiler(name: str, device_kind: str) -> Choice:
+    """Return the profiler to record a run with.
+
+    Args:
+        name: `auto`, or the name of one of `PROFILERS`.
+        device_kind: `cuda` or `cpu-emulated`.
+
+    Raises:
+        UsageError: There is none of that name, or it cannot record that kind of device.
+    """
+    if name == AUTO:
+        return _choose(device_kind)
+    for profiler in PROFILERS:
+        if profiler.name == name:
+            if device_kind not in profiler.devices:
+                able = ", ".join(each.name for each in PROFILERS if device_kind in each.devices)
+                raise UsageError(
+                    f"--profiler {name} cannot record a {device_kind} device; use one of: {able}"
+                )
+            return Choice(profiler, "as asked for")
+    raise UsageError(f"--profiler {name}: choose one of {', '.join(NAMES)}")
+
+
+def _choose(device_kind: str) -> Choice:
+    if device_kind == CPU_EMULATED:
+        return Choice(RECORDER, "an emulated device records itself, exactly")
+    tool = find_nsys()
+    reason = "nsys is not on PATH" if tool is None else lost_ranges(nsys_capture.nvtx_version(), tool)
+    if reason is None:
+        return Choice(NSYS, "Nsight Systems is here, and records ranges")
+    raise UsageError(f"--profiler auto: nothing here can record a CUDA device: {reason}")
+
+
+def describe_plan(choice: Choice, spec: RunSpec, output: Path, device_kind: str) -> str:
+    """Return what would be run, as lines for a shell.
+
+    Args:
+        choice: What it would be recorded with.
+        spec: What would be run.
+        output: Where the report would go.
+        device_kind: `cuda` or `cpu-emulated`.
+    """
+    command = shlex.join(choice.profiler.plan(spec, output, device_kind))
+    return f"# profiler {choice.profiler.name}: {choice.reason}\n{command}"
