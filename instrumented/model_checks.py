@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from cptrace.capture.run_spec import RunSpec
+from cptrace.faults import has_undefined_results
+from cptrace.schemes.transformer import LLAMA
 from instrumented.checks import MAX_ERROR_RATIO, MAX_FLOOR_ULPS, ParityRow, Yardstick
 from instrumented.layout import Layout
 from instrumented.mesh import Mesh
@@ -119,8 +122,42 @@ class ModelCheck:
         return part_of(name, whole, self._plan.sizes, mesh.tp_size, mesh.tp_rank(rank))
 
 
-def not_applicable_json(reason: str) -> dict[str, Any]:
-    """Return the record of a check that says nothing about a run."""
+def checks_json(
+    spec: RunSpec,
+    figures: Sequence[ModelFigures | None],
+    rows: Sequence[ParityRow],
+    limits: Sequence[LossLimit],
+) -> dict[str, Any]:
+    """Return the records of both checks, for any run.
+
+    Args:
+        spec: What ran.
+        figures: What each rank has to show; None for attention alone.
+        rows: All ranks' comparisons with the reference.
+        limits: What each rank's share of the loss may be; none where it was not compared.
+    """
+    shown, mesh = [rank for rank in figures if rank is not None], Mesh.of(spec)
+    if not shown:
+        return {
+            "grad_norm": _not_applicable(f"attention alone has no weights; --model {LLAMA} has"),
+            "loss": _not_applicable(f"attention alone has no loss; --model {LLAMA} has"),
+        }
+    if has_undefined_results(spec.faults):
+        undefined = _not_applicable("a fault of this run makes its results undefined")
+        return {"grad_norm": undefined, "loss": undefined}
+    grad_norm = _not_applicable("a forward pass alone has no gradients")
+    if mesh.cp_size == 1:
+        grad_norm = _not_applicable("no ranks share the sequence, so none have the same weights")
+    elif not spec.forward_only:
+        grad_norm = grad_norm_json(mesh, [rank.grad_norms[spec.warmup :] for rank in shown])
+    loss = _not_applicable("it was not computed on one device (--no-check)")
+    if limits:
+        losses = [rank.losses[spec.warmup :] for rank in shown]
+        loss = loss_json(mesh, losses, limits, first_bad_layers(rows))
+    return {"grad_norm": grad_norm, "loss": loss}
+
+
+def _not_applicable(reason: str) -> dict[str, Any]:
     return {"passed": None, "not_applicable": reason}
 
 

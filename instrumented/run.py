@@ -25,11 +25,13 @@ from typing import Any, Final, NoReturn
 import torch
 
 from cptrace.capture.nsys_sqlite_writer import write_report
-from cptrace.capture.run_spec import RunSpec
+from cptrace.capture.run_spec import MODEL_OPTIONS, RunSpec
 from cptrace.errors import CptraceError, UsageError
 from cptrace.faults import has_undefined_results
 from cptrace.labels import RUN_METADATA_SCHEMA
+from cptrace.schemes.transformer import ATTENTION
 from instrumented.checks import fp8_json, running_max_json
+from instrumented.model_checks import checks_json
 from instrumented.processes import FORK, SPAWN, die_with_parent, run_ranks
 from instrumented.rank import RankResult, run_rank
 from instrumented.runtime.nvtx_emitter import has_listener
@@ -59,7 +61,7 @@ def run(
     session_start_ns = 0 if spec.clock == "virtual" else time.time_ns()
     with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
         results = run_ranks(
-            spec.cp_size,
+            spec.n_ranks,
             partial(run_rank, spec, Path(folder)),
             on_progress,
             start_method=SPAWN if has_listener() else FORK,
@@ -73,7 +75,7 @@ def run(
 def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
     """Return the run's metadata, schema `cptrace.run/1`."""
     options = asdict(spec)
-    for name in ("check", "forward_only"):
+    for name in ("check", "forward_only", *(MODEL_OPTIONS if spec.model == ATTENTION else ())):
         del options[name]
     parity = [row.to_json() for result in results for row in result.parity]
     return {
@@ -95,6 +97,12 @@ def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
             "parity": parity if spec.check and not has_undefined_results(spec.faults) else None,
             "running_max": running_max_json([result.monitors.running_max for result in results]),
             "fp8_messages": fp8_json(results[0].monitors.fp8),
+            **checks_json(
+                spec,
+                [result.figures for result in results],
+                results[0].parity,
+                results[0].comparison.loss_limits,
+            ),
         },
     }
 

@@ -58,7 +58,7 @@ _MOST: Final = {
     "seed": 2**63 - 1,
     "link_latency_us": 1e9,
 }
-_MODEL_OPTIONS: Final = ("hidden", "ffn", "tp_size")
+MODEL_OPTIONS: Final = ("hidden", "ffn", "tp_size")
 _LEAST_REAL: Final = {"link_gbps": 1e-6, "compute_gflops": 1e-6, "memory_gbytes_per_s": 1e-6}
 
 
@@ -271,7 +271,7 @@ class RunSpec:
     def _refuse_options_of_models(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in _MODEL_OPTIONS and value != item.default:
+            if item.name in MODEL_OPTIONS and value != item.default:
                 raise UsageError(
                     f"{_option(item.name)} {value}: --model {self.model} has no weights; "
                     f"it belongs to --model {LLAMA}"
