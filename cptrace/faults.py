@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from cptrace.errors import UsageError
-from cptrace.schemes import AttentionShape
+from cptrace.schemes import STRIPED, ZIGZAG, AttentionShape, find_scheme
 
 SHARED_STREAM: Final = "shared-stream"
 HOST_SYNC: Final = "host-sync"
@@ -182,6 +182,16 @@ def _needs_slow_link(options: RunOptions) -> str | None:
     return f"both transfers of a hop fit behind its attention; use --link-gbps {slow_gbps:.2g}, or less"
 
 
+def _needs_balance(options: RunOptions) -> str | None:
+    scheme = find_scheme(_scheme_in_effect(options))
+    if scheme.causal_layout not in (ZIGZAG, STRIPED):
+        works = "is that already" if scheme.name == "ring" else "does the same work on every rank anyway"
+        return (
+            f"scheme {options.scheme} {works}; use {_use('zigzag_ring', 'striped_ring', 'te', 'all_gather')}"
+        )
+    return None if options.shape.is_causal else "without a mask all tokens are the same work; use --causal"
+
+
 def _needs_nothing(options: RunOptions) -> str | None:
     return None
 
@@ -247,6 +257,12 @@ FAULTS: Final[tuple[FaultInfo, ...]] = (
         form="straggler",
         why_not=_needs_model,
         takes_rank=True,
+    ),
+    FaultInfo(
+        name=UNBALANCED,
+        summary="contiguous chunks under a causal mask, where the scheme's own layout would balance the work",
+        finding="imbalance",
+        why_not=_needs_balance,
     ),
     FaultInfo(
         name=SLOW_LINK,

@@ -8,11 +8,14 @@ Shapes: B batch, L local sequence, H heads, D head dim. `X` stands for any dimen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from torch import Tensor
 
+from cptrace.schemes import CONTIGUOUS, STRIPED, ZIGZAG
 from instrumented.layout import Layout
 
 
@@ -61,21 +64,21 @@ CausalBlock = Callable[[int, int, int], Block | None]
 """The same under a causal mask, for (reader, owner, local_len) of one layout."""
 
 
-def visible_blocks(layout: Layout, causal_block: CausalBlock | None) -> Visible:
-    """Return the rule of a layout.
+def visible_blocks(layout: Layout, *, is_causal: bool) -> Visible:
+    """Return the rule of a layout with or without a causal mask.
 
     Under a causal mask padding needs no care: it lies after all tokens, so none sees it. Without a mask keys
     that are padding are left out.
 
     Args:
         layout: Which tokens each rank holds.
-        causal_block: The layout's rule under a causal mask; None for attention without one.
+        is_causal: Whether a token sees only itself and earlier tokens.
     """
-    local_len = layout.local_len
+    local_len, causal_block = layout.local_len, _CAUSAL_BLOCKS[layout.name]
     n_tokens = [layout.n_tokens(owner) for owner in range(layout.size)]
 
     def visible(reader: int, owner: int) -> Block | None:
-        if causal_block is not None:
+        if is_causal:
             return causal_block(reader, owner, local_len)
         keys = slice(0, n_tokens[owner])
         return Block(slice(0, local_len), keys, False) if keys.stop else None
@@ -111,3 +114,8 @@ def striped_block(reader: int, owner: int, local_len: int) -> Block | None:
     if local_len == 1:
         return None
     return Block(slice(1, local_len), slice(0, local_len - 1), True)
+
+
+_CAUSAL_BLOCKS: Final[Mapping[str, CausalBlock]] = MappingProxyType(
+    {CONTIGUOUS: contiguous_block, ZIGZAG: zigzag_block, STRIPED: striped_block}
+)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cptrace.capture.run_spec import FP8, RunSpec
+from cptrace.faults import UNBALANCED
 from instrumented.layout import Placement
 from instrumented.runtime.api import Device
 from instrumented.softmax import accumulator_dtype
@@ -41,6 +42,8 @@ class Problem:
         softmax_scale: Factor of the scores.
         ulysses_size: Ranks that split the heads, for schemes that split both heads and sequence.
         fp8_score_limit: Largest score up to which keys and values may travel as fp8; None if they never do.
+        is_unbalanced: Whether chunks are contiguous also where another layout would balance a causal mask: a
+            fault.
     """
 
     cp_size: int
@@ -54,6 +57,7 @@ class Problem:
     softmax_scale: float
     ulysses_size: int = 1
     fp8_score_limit: float | None = None
+    is_unbalanced: bool = False
 
     @classmethod
     def of(cls, spec: RunSpec) -> Problem:
@@ -70,7 +74,18 @@ class Problem:
             softmax_scale=spec.head_dim**-0.5,
             ulysses_size=spec.ulysses_size,
             fp8_score_limit=spec.fp8_score_limit if spec.message_dtype == FP8 else None,
+            is_unbalanced=UNBALANCED in spec.faults,
         )
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the layout balances a causal mask."""
+        return self.is_causal and not self.is_unbalanced
+
+    @property
+    def padded_len(self) -> int:
+        """Tokens of the whole sequence with padding."""
+        return self.local_len * self.cp_size
 
     @property
     def sum_type(self) -> torch.dtype:

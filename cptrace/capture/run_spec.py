@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
-from cptrace.faults import check_faults
-from cptrace.schemes import ELEMENT_BYTES, HEADS, AttentionShape, find_scheme, names_with_option
+from cptrace.faults import UNBALANCED, check_faults
+from cptrace.schemes import CONTIGUOUS, ELEMENT_BYTES, HEADS, AttentionShape, find_scheme, names_with_option
 from cptrace.schemes.transformer import (
     ATTENTION,
     LLAMA,
@@ -165,6 +165,8 @@ class RunSpec:
     @property
     def layout(self) -> str:
         """How tokens are placed on ranks."""
+        if UNBALANCED in self.faults:
+            return CONTIGUOUS
         return find_scheme(self.scheme).layout_of(is_causal=self.causal)
 
     @property

@@ -33,7 +33,8 @@ N_BUFFERS: Final = 2  # one is read while the other is gathered into
 
 def layout(problem: Problem) -> Layout:
     """Return contiguous chunks, or the zigzag that balances a causal mask."""
-    return (zigzag if problem.is_causal else contiguous)(problem.seq_len, problem.cp_size)
+    cut = zigzag if problem.is_balanced else contiguous
+    return cut(problem.seq_len, problem.cp_size, problem.padded_len)
 
 
 def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> AllGatherAttention:

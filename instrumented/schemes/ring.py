@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cptrace.labels import BACKWARD, FORWARD
-from instrumented.blocks import Block, Visible, contiguous_block, visible_blocks
+from instrumented.blocks import Block, Visible, visible_blocks
 from instrumented.comm import Group, RingExchange, Slot
 from instrumented.layout import Layout, contiguous
 from instrumented.ops import Kernels, Place, Tensors
@@ -36,7 +36,7 @@ def layout(problem: Problem) -> Layout:
 
 def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> RingAttention:
     """Return the ring over contiguous chunks."""
-    visible = visible_blocks(layout(problem), contiguous_block if problem.is_causal else None)
+    visible = visible_blocks(layout(problem), is_causal=problem.is_causal)
     return RingAttention(device, problem, layers, visible)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from instrumented.blocks import striped_block, visible_blocks
-from instrumented.layout import Layout, striped
+from instrumented.blocks import visible_blocks
+from instrumented.layout import Layout, contiguous, striped
 from instrumented.problem import LayerState, Problem
 from instrumented.runtime.api import Device
 from instrumented.schemes.ring import RingAttention
@@ -20,10 +20,10 @@ from instrumented.schemes.ring import RingAttention
 
 def layout(problem: Problem) -> Layout:
     """Return the striped layout."""
-    return striped(problem.seq_len, problem.cp_size)
+    return (contiguous if problem.is_unbalanced else striped)(problem.seq_len, problem.cp_size)
 
 
 def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> RingAttention:
     """Return the ring over stripes."""
-    visible = visible_blocks(layout(problem), striped_block if problem.is_causal else None)
+    visible = visible_blocks(layout(problem), is_causal=problem.is_causal)
     return RingAttention(device, problem, layers, visible)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cptrace.labels import BACKWARD, FORWARD
-from instrumented.blocks import Block, visible_blocks, zigzag_block
+from instrumented.blocks import Block, visible_blocks
 from instrumented.comm import RingExchange, Slot
 from instrumented.kv_slots import BOTH, GRADIENTS, KV, N_BUFFERS, KvSlots
 from instrumented.layout import Layout, contiguous, zigzag
@@ -31,7 +31,8 @@ from instrumented.scores import ScoreWatch
 
 def layout(problem: Problem) -> Layout:
     """Return contiguous chunks, or the zigzag that balances a causal mask."""
-    return (zigzag if problem.is_causal else contiguous)(problem.seq_len, problem.cp_size)
+    cut = zigzag if problem.is_balanced else contiguous
+    return cut(problem.seq_len, problem.cp_size, problem.padded_len)
 
 
 class TeAttention:
@@ -41,7 +42,7 @@ class TeAttention:
         """Create streams, communicators and buffers; every rank must do so at the same time."""
         self._device, self._problem, self._layers = device, problem, layers
         size, rank = problem.cp_size, device.rank
-        visible = visible_blocks(layout(problem), zigzag_block if problem.is_causal else None)
+        visible = visible_blocks(layout(problem), is_causal=problem.is_causal)
         self._blocks = [visible(rank, (rank - hop) % size) for hop in range(size)]
         self._back_blocks = [visible(rank, (rank + 1 + hop) % size) for hop in range(size)]
         self._starts_whole = self._blocks[0] is not None and self._blocks[0].is_whole(problem.local_len)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
 
-from instrumented.blocks import visible_blocks, zigzag_block
+from instrumented.blocks import visible_blocks
 from instrumented.comm import Group
 from instrumented.layout import Layout, contiguous, zigzag
 from instrumented.problem import LayerState, Problem
@@ -48,16 +47,16 @@ def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> Atte
 def _ring_layout(problem: Problem) -> Layout:
     """Return which tokens each Ulysses group holds; they divide evenly over its members."""
     ring_size = problem.cp_size // problem.ulysses_size
-    if not problem.is_causal:
-        return contiguous(problem.seq_len, ring_size, problem.cp_size)
-    return zigzag(problem.seq_len, ring_size, lcm(problem.cp_size, 2 * ring_size))
+    if not problem.is_balanced:
+        return contiguous(problem.seq_len, ring_size, problem.padded_len)
+    return zigzag(problem.seq_len, ring_size, problem.padded_len)
 
 
 def _make_ring(device: Device, group: Group, ring_layout: Layout) -> MakeInner:
     def make_inner(
         problem: Problem, layers: Sequence[LayerState], compute: Stream, chunk: int
     ) -> RingAttention:
-        visible = visible_blocks(ring_layout, zigzag_block if problem.is_causal else None)
+        visible = visible_blocks(ring_layout, is_causal=problem.is_causal)
         sizes = replace(problem, cp_size=group.size)
         return RingAttention(device, sizes, layers, visible, group=group, compute=compute)
 

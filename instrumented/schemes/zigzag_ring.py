@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from instrumented.blocks import visible_blocks, zigzag_block
-from instrumented.layout import Layout, zigzag
+from instrumented.blocks import visible_blocks
+from instrumented.layout import Layout, contiguous, zigzag
 from instrumented.problem import LayerState, Problem
 from instrumented.runtime.api import Device
 from instrumented.schemes.ring import RingAttention
@@ -21,10 +21,11 @@ from instrumented.schemes.ring import RingAttention
 
 def layout(problem: Problem) -> Layout:
     """Return the zigzag layout."""
-    return zigzag(problem.seq_len, problem.cp_size)
+    cut = contiguous if problem.is_unbalanced else zigzag
+    return cut(problem.seq_len, problem.cp_size, problem.padded_len)
 
 
 def make(device: Device, problem: Problem, layers: Sequence[LayerState]) -> RingAttention:
     """Return the ring over pairs of chunks."""
-    visible = visible_blocks(layout(problem), zigzag_block if problem.is_causal else None)
+    visible = visible_blocks(layout(problem), is_causal=problem.is_causal)
     return RingAttention(device, problem, layers, visible)
