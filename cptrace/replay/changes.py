@@ -13,7 +13,7 @@ def _no_rows() -> Int64Array:
     return np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Changes:
     """What is to be different from a recording of N ops, E event edges, B blocking calls and R resource edges.
 

@@ -168,9 +168,7 @@ def _squeeze(host: Host, dependencies: Dependencies, gap_ns: int) -> tuple[Int64
     """Return the offsets and distances with no more than `gap_ns` between successive launches or calls of a thread."""
     blocking, launch_ns = dependencies.blocking, dependencies.launch_end_ns
     n_calls = len(blocking.thread)
-    _, thread = np.unique(
-        np.concatenate((dependencies.launch_thread, blocking.thread)), return_inverse=True
-    )
+    _, thread = np.unique(np.concatenate((dependencies.launch_thread, blocking.thread)), return_inverse=True)
     of_op, of_call = thread[: len(launch_ns)], thread[len(launch_ns) :]
     stretch = of_op * (n_calls + 1) + np.where(host.has_anchor, host.anchor + 1, 0)
     rows = np.flatnonzero(dependencies.is_launch_known)

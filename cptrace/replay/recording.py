@@ -35,7 +35,7 @@ class StreamOrder(NamedTuple):
     is_first: BoolArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Recording:
     """A recorded run, ready to be replayed.
 
