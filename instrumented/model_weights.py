@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cptrace.capture.run_spec import RunSpec
 
-WEIGHT_NAMES: Final = ("norms", "qkv", "out", "gate_up", "down")
+WEIGHT_NAMES: Final = ("norms", "qkv", "proj", "gate_up", "down")
 
 _NORM_SPREAD: Final = 0.1  # around one, so that a norm's weight is not left out of what is checked
 

@@ -63,8 +63,10 @@ class RunOutcome:
     @property
     def has_passed(self) -> bool:
         """Whether all checks that ran have passed."""
-        is_healthy: bool = self.metadata["checks"]["running_max"]["passed"]
-        return not self.failed_parity and (is_healthy or has_undefined_results(self.metadata["faults"]))
+        checks = self.metadata["checks"]
+        is_healthy: bool = checks["running_max"]["passed"] or has_undefined_results(self.metadata["faults"])
+        has_failed = any(checks[name]["passed"] is False for name in ("grad_norm", "loss"))
+        return is_healthy and not has_failed and not self.failed_parity
 
 
 def run(spec: RunSpec, output: Path, on_progress: Callable[[str], None] | None = None) -> RunOutcome:

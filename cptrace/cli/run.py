@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
@@ -18,15 +18,18 @@ from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
 from cptrace.capture.nsys_capture import original_of
 from cptrace.capture.nsys_command import REPORT_SUFFIX
+from cptrace.capture.presets import PRESETS, find_preset
 from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
 from cptrace.capture.profilers import NAMES as PROFILER_NAMES
-from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, RunSpec
+from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, RunSpec
 from cptrace.cli.output import check_output
+from cptrace.cli.run_text import describe_failure, describe_outcome
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
-from cptrace.faults import FAULTS, find_fault, has_undefined_results, parse_fault
+from cptrace.faults import FAULTS
 from cptrace.labels import CPU_EMULATED
-from cptrace.schemes import ELEMENT_BYTES, HEADS, SCHEMES, find_scheme
+from cptrace.schemes import ELEMENT_BYTES, SCHEMES, find_scheme
+from cptrace.schemes.transformer import FFN_MULTIPLE, LLAMA, MODELS, default_ffn
 
 _DEFAULTS: Final = RunSpec()
 _DEFAULT_NAME: Final = "report.sqlite"
@@ -60,7 +63,38 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     "--kv-heads", type=int, help="Key and value heads; fewer is grouped-query attention.  [default: --heads]"
 )
 @click.option("--head-dim", default=_DEFAULTS.head_dim, show_default=True, help="Elements per head.")
-@click.option("--layers", default=_DEFAULTS.layers, show_default=True, help="Attention layers in sequence.")
+@click.option(
+    "--layers", default=_DEFAULTS.layers, show_default=True, help="Layers of attention, or of the model."
+)
+@click.option(
+    "--model",
+    type=click.Choice(MODELS),
+    default=_DEFAULTS.model,
+    show_default=True,
+    help="attention: layers of attention on random q, k and v. llama: a whole model around it (RMSNorm, RoPE, "
+    "SwiGLU), its loss, and the all-reduce of its weight gradients.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice([preset.name for preset in PRESETS]),
+    help="Sizes that options here override. "
+    + " ".join(f"{preset.name}: {preset.summary}." for preset in PRESETS),
+)
+@click.option(
+    "--hidden", type=int, help="llama: elements of a token between blocks.  [default: --heads x --head-dim]"
+)
+@click.option(
+    "--ffn",
+    type=int,
+    help="llama: columns of the feed-forward layer.  "
+    f"[default: 8/3 of --hidden, rounded up to a multiple of {FFN_MULTIPLE}]",
+)
+@click.option(
+    "--tp-size",
+    default=_DEFAULTS.tp_size,
+    show_default=True,
+    help="llama: ranks that share the weights of one part of the sequence; the run has cp-size x tp-size ranks.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(tuple(ELEMENT_BYTES)),
@@ -136,7 +170,7 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     "--check/--no-check",
     default=_DEFAULTS.check,
     show_default=True,
-    help="Compare out, dq, dk and dv with dense float64 attention.",
+    help="Compare results with float64 on one device: out, dq, dk and dv, or a model's loss and gradients.",
 )
 @click.option(
     "--format",
@@ -161,14 +195,15 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     help="What to record with. " + " ".join(f"{each.name}: {each.summary}." for each in PROFILERS),
 )
 @click.option("--dry-run", is_flag=True, help="Print the command that would be run, and run nothing.")
+@click.pass_context
 def run(
+    context: click.Context,
     output_format: str,
     output: Path | None,
     force: bool,
     profiler: str,
     dry_run: bool,
-    cp_size: int | None,
-    kv_heads: int | None,
+    preset: str | None,
     **options: Any,
 ) -> None:
     """Run one context-parallel attention step on this machine, no GPU needed, and analyse its trace.
@@ -176,11 +211,7 @@ def run(
     Each rank is a process with an emulated device: CUDA's streams and events on CPU threads, real attention
     and real transfers. The report has the schema of an Nsight Systems SQLite export.
     """
-    spec = RunSpec(
-        cp_size=_default_cp_size(options["scheme"]) if cp_size is None else cp_size,
-        kv_heads=options["heads"] if kv_heads is None else kv_heads,
-        **options,
-    )
+    spec = _make_spec(options, _given(context), preset)
     spec.validate()
     choice = choose_profiler(profiler, CPU_EMULATED)
     path = choose_output(output, force=force)
@@ -202,6 +233,39 @@ def run(
         click.echo(describe_outcome(outcome))
         _show_analysis(path)
     _require_passed(outcome)
+
+
+def _given(context: click.Context) -> set[str]:
+    """Return the options that the user gave."""
+    return {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+
+
+def _make_spec(options: dict[str, Any], given: set[str], preset: str | None) -> RunSpec:
+    """Return what to run: what was given, else the preset's, else what follows from other options.
+
+    Args:
+        options: All options of the run, None where a default depends on others.
+        given: Those that the user gave.
+        preset: Name of a preset, if any.
+    """
+    if preset is not None:
+        own = find_preset(preset).options
+        options |= {name: value for name, value in own.items() if name not in given}
+    derived = {
+        "cp_size": lambda: _default_cp_size(options["scheme"]),
+        "kv_heads": lambda: options["heads"],
+        "hidden": lambda: options["heads"] * options["head_dim"],
+        "ffn": lambda: default_ffn(options["hidden"]),
+    }
+    for name, value_of in derived.items():
+        if options[name] is None:
+            is_used = options["model"] == LLAMA or name not in MODEL_OPTIONS
+            options[name] = value_of() if is_used else getattr(_DEFAULTS, name)
+    return RunSpec(**options)
 
 
 def _default_cp_size(scheme: str) -> int:
@@ -266,133 +330,10 @@ def claim_output(scratch: Path, output: Path | None, path: Path, *, force: bool)
     raise RenderError(f"cannot write {path}: another program made it during the run; choose another name")
 
 
-def describe_outcome(outcome: RunOutcome) -> str:
-    """Return what ran, how exact it was, and where the report is."""
-    run_of = outcome.metadata
-    parity = run_of["checks"]["parity"]
-    parts = [_describe_run(run_of)]
-    parts += [_describe_faults(run_of["faults"])] if run_of["faults"] else []
-    parts += [_describe_padding(run_of)] if run_of["padded_tokens"] else []
-    parts += [_describe_parity(parity)] if parity is not None else [_why_not_checked(run_of)]
-    parts += [_describe_running_max(run_of["checks"]["running_max"])]
-    fp8 = run_of["checks"]["fp8_messages"]
-    parts += [_describe_fp8(fp8)] if fp8 is not None else []
-    return "\n".join([*parts, f"Report: {outcome.report}"])
-
-
-def _describe_run(run_of: Mapping[str, Any]) -> str:
-    mask = "causal" if run_of["causal"] else "full"
-    heads = f"{run_of['heads']} heads" + (
-        f" ({run_of['kv_heads']} for K and V)" if run_of["kv_heads"] != run_of["heads"] else ""
-    )
-    return (
-        f"Ran {run_of['scheme']}, {' + '.join(run_of['passes'])}, on {run_of['cp_size']} ranks. "
-        f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's.\n"
-        f"  {run_of['seq_len']} tokens ({_tokens_per_rank(run_of)} per rank), {heads} of "
-        f"{run_of['head_dim']}, {run_of['layers']} layer(s), {run_of['dtype']}, {mask} attention, "
-        f"{run_of['steps']} step(s) after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
-    )
-
-
-def _tokens_per_rank(run_of: Mapping[str, Any]) -> int:
-    whole: int = run_of["seq_len"] + run_of["padded_tokens"]
-    return whole if run_of["layout"] == HEADS else whole // int(run_of["cp_size"])
-
-
-def _describe_faults(names: Sequence[str]) -> str:
-    """Return what is broken on purpose, and what should be found."""
-    lines = (f"{name} ({find_fault(parse_fault(name).name).expected})" for name in names)
-    return f"  broken on purpose: {', '.join(lines)}"
-
-
-def _why_not_checked(run_of: Mapping[str, Any]) -> str:
-    for name in run_of["faults"]:
-        if has_undefined_results([name]):
-            return f"Parity: not checked, since --fault {name} makes results undefined."
-    return "Parity: not checked (--no-check)."
-
-
-def _describe_padding(run_of: Mapping[str, Any]) -> str:
-    """Return what the padding costs, and which length or number of ranks needs none."""
-    n_padded, n_tokens = run_of["padded_tokens"], run_of["seq_len"]
-    padded = n_tokens + n_padded
-    below = padded - run_of["padding_multiple"]
-    lengths = " or ".join(str(n) for n in (below, padded) if n)
-    sizes = ", ".join(map(str, run_of["fits_without_padding"]))
-    return (
-        f"  padding: {n_padded} of {padded} tokens ({run_of['padded_share']:.1%}) are masked but computed; "
-        f"--seq-len {lengths}" + (f" or --cp-size {sizes}" if sizes else "") + " needs none"
-    )
-
-
-def _whose_times(run_of: Mapping[str, Any]) -> str:
-    return "times are this machine's" if run_of["clock"] == "real" else "times are a model's"
-
-
-def _describe_model(run_of: Mapping[str, Any]) -> str:
-    if run_of["clock"] == "real":
-        return "  no model: ops take what they take on this machine's cores, which the ranks share"
-    return (
-        f"  model: link {run_of['link_gbps']:g} Gbit/s + {run_of['link_latency_us']:g} us, "
-        f"compute {run_of['compute_gflops']:g} GFLOP/s, memory {run_of['memory_gbytes_per_s']:g} GB/s"
-    )
-
-
-def _describe_parity(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the largest error per tensor and rank over all layers, against its limit."""
-    names = list(dict.fromkeys(row["tensor"] for row in rows))
-    ranks = sorted({row["rank"] for row in rows})
-    lines = ["Parity with dense float64, largest error (limit: 2x one kernel's, or rounding):"]
-    lines.append("  rank  " + "".join(f"{name:>12}" for name in names))
-    lines += [f"  {rank:>4}  " + "".join(_worst(rows, rank, name) for name in names) for rank in ranks]
-    limits = (min(row["max_limit"] for row in rows if row["tensor"] == name) for name in names)
-    return "\n".join([*lines, "  limit " + "".join(f"{limit:>12.2e}" for limit in limits)])
-
-
-def _worst(rows: Sequence[Mapping[str, Any]], rank: int, tensor: str) -> str:
-    cells = [row for row in rows if row["rank"] == rank and row["tensor"] == tensor]
-    if any(row["max_error"] is None for row in cells):
-        return f"{'not finite':>12}"
-    mark = "" if all(row["passed"] for row in cells) else "!"
-    return f"{mark + format(max(row['max_error'] for row in cells), '.2e'):>12}"
-
-
-def _describe_running_max(check: Mapping[str, Any]) -> str:
-    if not check["n_merges"]:
-        return "Running softmax statistic: nothing to merge in this scheme."
-    if check["passed"]:
-        return f"Running softmax statistic: finite and monotone in {check['n_merges']} merges."
-    return (
-        f"Running softmax statistic: {check['n_not_finite']} values not finite, {check['n_decreased']} fell, "
-        f"in {check['n_merges']} merges."
-    )
-
-
-def _describe_fp8(fp8: Mapping[str, Any]) -> str:
-    """Return how many layers sent fp8, and why others did not."""
-    used, others = len(fp8["fp8_layers"]), len(fp8["fallback_layers"])
-    largest = "unknown" if fp8["largest_score"] is None else f"{fp8['largest_score']:.3g}"
-    text = f"fp8 messages in {used} of {used + others} layer(s): largest score {largest}, limit {fp8['score_limit']:g}"
-    return text + (", so the others fell back to the run's data type." if others else ".")
-
-
 def _require_passed(outcome: RunOutcome) -> None:
     """Turn a failed check into an error; the report is there all the same."""
-    for row in outcome.failed_parity:
-        raise RunError(f"{_describe_failure(row)}; the report {outcome.report} shows what ran")
     if not outcome.has_passed:
-        raise RunError(
-            f"the running softmax statistic is damaged; the report {outcome.report} shows what ran"
-        )
-
-
-def _describe_failure(row: Mapping[str, Any]) -> str:
-    where = f"rank {row['rank']}, layer {row['layer']}: {row['tensor']}"
-    if row["max_error"] is None or row["rms_error"] is None:
-        return f"{where} is not finite"
-    if row["max_error"] > row["max_limit"]:
-        return f"{where} is off by {row['max_error']:.3g}, the limit is {row['max_limit']:.3g}"
-    return f"{where} is off by {row['rms_error']:.3g} (rms), the limit is {row['rms_limit']:.3g}"
+        raise RunError(f"{describe_failure(outcome)}; the report {outcome.report} shows what ran")
 
 
 def _show_analysis(path: Path) -> None:

@@ -183,7 +183,15 @@ def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome
         "link_latency_us": 20.0,
         "compute_gflops": 5.0,
         "memory_gbytes_per_s": 10.0,
-        "checks": {"parity": [row], "running_max": check, "fp8_messages": None},
+        "faults": [],
+        "model": "attention",
+        "checks": {
+            "parity": [row],
+            "running_max": check,
+            "fp8_messages": None,
+            "grad_norm": {"passed": None, "not_applicable": "attention alone has no weights"},
+            "loss": {"passed": None, "not_applicable": "attention alone has no loss"},
+        },
     }
     return RunOutcome(Path("report.sqlite"), metadata)
 
