@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cptrace.capture.launcher import FOLLOWED, RunOutcome, child_command, require_ready, run_child
 from cptrace.capture.nsys_command import (
@@ -57,23 +57,53 @@ def capture(
         RenderError: The report could not be written.
     """
     require_ready(spec)
+    with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
+        made = record_into(Path(folder), spec, on_progress, device_kind)
+        _move(made.export, output)
+        _move(made.report, original_of(output))
+    return RunOutcome(output, made.metadata)
+
+
+class Recorded(NamedTuple):
+    """What a run under nsys leaves: its report, the export with the run's description, and the device's own record."""
+
+    report: Path
+    export: Path
+    own_record: Path
+    metadata: Mapping[str, Any]
+
+
+def record_into(
+    folder: Path, spec: RunSpec, on_progress: Callable[[str], None], device_kind: str = CPU_EMULATED
+) -> Recorded:
+    """Run `spec` under `nsys profile` and return what that leaves in a folder.
+
+    Args:
+        folder: Empty folder.
+        spec: What to run; it must be able to start.
+        on_progress: Called with a line about what happens now.
+        device_kind: `cuda` or `cpu-emulated`.
+
+    Raises:
+        CptraceError: As `capture`.
+    """
     tool = require_nsys(spec, device_kind)
-    with tempfile.TemporaryDirectory(prefix="cptrace-") as name:
-        report, export = Path(name, "report" + REPORT_SUFFIX), Path(name, "export.sqlite")
-        recorded = Path(name, "recorder.sqlite")
-        command = [*command_of(tool, spec, device_kind, report, recorded), *FOLLOWED, "--parent-pid", "0"]
-        on_progress("starting under nsys")
-        outcome = run_child(_with_parent(command), recorded, on_progress)
-        on_progress("nsys export")
-        _export(report, export)
-        has_ranges = _has_ranges(export)
-        if not has_ranges and device_kind == CPU_EMULATED:
-            raise RunError(_no_ranges(tool))
-        metadata = _metadata(outcome, tool, device_kind, has_ranges=has_ranges)
-        add_run_metadata(export, metadata)
-        _move(export, output)
-        _move(report, original_of(output))
-    return RunOutcome(output, metadata)
+    report, export, own_record = (
+        folder / f"report{REPORT_SUFFIX}",
+        folder / "export.sqlite",
+        folder / "own.sqlite",
+    )
+    command = command_of(tool, spec, device_kind, report, own_record)
+    on_progress("starting under nsys")
+    outcome = run_child(_with_parent([*command, *FOLLOWED, "--parent-pid", "0"]), own_record, on_progress)
+    on_progress("nsys export")
+    _export(report, export)
+    has_ranges = _has_ranges(export)
+    if not has_ranges and device_kind == CPU_EMULATED:
+        raise RunError(_no_ranges(tool))
+    metadata = _metadata(outcome, tool, device_kind, has_ranges=has_ranges)
+    add_run_metadata(export, metadata)
+    return Recorded(report, export, own_record, metadata)
 
 
 def original_of(output: Path) -> Path:

@@ -1,0 +1,71 @@
+"""Which profiler a run is recorded with, why, and what it would run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cptrace.capture import nsys_capture, profilers
+from cptrace.capture.nsys_command import NsysTool
+from cptrace.capture.profilers import NSYS, PROFILERS, RECORDER, choose_profiler
+from cptrace.capture.run_spec import RunSpec
+from cptrace.errors import UsageError
+from cptrace.labels import CPU_EMULATED, CUDA
+from tests.support.command_line import cptrace
+
+TOOL = NsysTool("/opt/nsys", "2025.5.1", "", False)
+
+
+def test_names_are_unique_and_each_has_a_device() -> None:
+    assert len({profiler.name for profiler in PROFILERS}) == len(PROFILERS)
+    assert all(profiler.devices and profiler.summary for profiler in PROFILERS)
+
+
+def test_an_emulated_device_records_itself() -> None:
+    choice = choose_profiler("auto", CPU_EMULATED)
+    assert choice.profiler is RECORDER
+    assert "records itself" in choice.reason
+
+
+def test_a_gpu_is_recorded_with_nsys_where_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profilers, "find_nsys", lambda: TOOL)
+    monkeypatch.setattr(nsys_capture, "nvtx_version", lambda: "0.2.17")
+    assert choose_profiler("auto", CUDA).profiler is NSYS
+
+
+def test_what_cannot_record_a_device_is_refused_with_what_can() -> None:
+    with pytest.raises(
+        UsageError, match=r"--profiler recorder cannot record a cuda device; use one of: nsys"
+    ):
+        choose_profiler("recorder", CUDA)
+    with pytest.raises(UsageError, match="choose one of auto, recorder, nsys"):
+        choose_profiler("perf", CPU_EMULATED)
+
+
+def test_a_dry_run_prints_a_command_that_runs_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cptrace("run", "--dry-run", "--seq-len", "256")
+    assert done.exit_code == 0, done.err
+    comment, command = done.out.splitlines()
+    assert comment == "# profiler recorder: an emulated device records itself, exactly"
+    words = shlex.split(command)
+    assert words[1:4] == ["-m", "instrumented.run", "--spec"]
+    assert RunSpec.from_json(words[4]) == RunSpec(seq_len=256)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_nsys_prints_its_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nsys_capture, "find_nsys", lambda: TOOL)
+    monkeypatch.setattr(nsys_capture, "nvtx_version", lambda: "0.2.17")
+    done = cptrace("run", "--dry-run", "--profiler", "nsys", "-o", "my.sqlite")
+    assert done.exit_code == 0, done.err
+    words = shlex.split(done.out.splitlines()[1])
+    assert words[:3] == ["/opt/nsys", "profile", "--trace=nvtx"]
+    assert "--output=my" in words
+    assert json.loads(words[words.index("--spec") + 1])["scheme"] == "ring"
