@@ -185,8 +185,8 @@ def test_a_call_that_does_not_block_costs_what_a_quick_one_does(tmp_path: Path) 
 
 def test_launches_move_together_where_the_host_pauses_less(tmp_path: Path) -> None:
     """
-    As `blocked_run`, whose host takes 9 from its first call to the launch of b, 9 from there to its second, and 10 from
-    there to the launch of c: they become 4 each. But then the second call has to wait for b, which ends at 63, until 65.
+    As `blocked_run`, whose host takes 9 from its first call to the launch of b, 9 from there to its second, and 10
+    from there to the launch of c: they become 4 each. But then the second call has to wait for b until 65.
     """
     run = blocked_run(tmp_path / "t.sqlite")
     times = run.times(Changes(host_gap_ns=4))

@@ -55,7 +55,9 @@ def earliest_times(not_before_ns: Int64Array, edges: Edges) -> tuple[Int64Array,
         now = time[node]
         for edge in range(first[node], first[node + 1]):
             waiting = target[edge]
-            time[waiting] = max(time[waiting], now + lag[edge])
+            reached = now + lag[edge]
+            if reached > time[waiting]:
+                time[waiting] = reached
             n_open[waiting] -= 1
             if not n_open[waiting]:
                 ready.append(waiting)
