@@ -16,6 +16,18 @@ def _text(report: Report, options: RenderOptions) -> str:
     return text.render(report, options)
 
 
+def _html(report: Report, options: RenderOptions) -> str:
+    from cptrace.renderers import html  # here: pandas and plotly take their time to import
+
+    return html.render(report, options)
+
+
+def _comparison_html(comparison: Comparison, options: RenderOptions) -> str:
+    from cptrace.renderers import html  # here: as above
+
+    return html.render_comparison(comparison, options)
+
+
 def _comparison_text(comparison: Comparison, options: RenderOptions) -> str:
     from cptrace.renderers import comparison_text  # here: as above
 
@@ -25,6 +37,7 @@ def _comparison_text(comparison: Comparison, options: RenderOptions) -> str:
 RENDERERS: Final[tuple[Renderer[Report], ...]] = (
     Renderer("text", "one screen for people", _text),
     Renderer("json", "cptrace.report/1, for programs", lambda report, _options: report.to_json()),
+    Renderer("html", "one page that explains the trace, works offline", _html, needs_timeline=True),
 )
 COMPARISON_RENDERERS: Final[tuple[Renderer[Comparison], ...]] = (
     Renderer("text", "for people", _comparison_text),

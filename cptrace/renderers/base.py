@@ -16,10 +16,12 @@ class RenderOptions:
     Attributes:
         width: Columns of the terminal.
         has_color: Whether the reader shows colour.
+        plotlyjs: Where a page has plotly.js from: `inline`, `directory` (a file beside it) or `cdn`.
     """
 
     width: int = 80
     has_color: bool = False
+    plotlyjs: str = "inline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,10 @@ class Renderer(Generic[Subject]):
         name: What `--format` calls it.
         summary: One line for help.
         render: Makes the text.
+        needs_timeline: Whether a report must have been made with its timeline.
     """
 
     name: str
     summary: str
     render: Callable[[Subject, RenderOptions], str]
+    needs_timeline: bool = False

@@ -1,0 +1,309 @@
+"""Sections of the page of a report; one that has nothing to show is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any, Final
+
+from cptrace.comparison import METRICS, steps_of
+from cptrace.labels import CPU_EMULATED
+from cptrace.names import function_name
+from cptrace.renderers.html.markup import card, name, section, table, text
+from cptrace.report import Report, Row
+from cptrace.tidy import finding_name
+from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
+
+_MAX_ROWS: Final = 30
+_EXPLAINED: Final = {
+    "comm_share": "of a step some communication runs",
+    "overlap": "of it runs beside compute",
+    "exposed_comm_share": "of a step nothing but communication runs: its cost",
+}
+
+
+def header(report: Report) -> str:
+    """Return title, files and what a reader must know of them first.
+
+    Args:
+        report: Report to show.
+    """
+    parts = ["<header><h1>Where the time goes</h1>"]
+    for row in report.inputs:
+        versions = ", ".join(text(part) for part in (row["format"], row["tool_version"]) if part)
+        parts.append(f"<p><strong>{text(row['path'])}</strong> <span class='muted'>{versions}</span></p>")
+        if row["run"]:
+            parts.append(f"<p>{_run(row['run'])}</p>")
+    for clock in sorted({str(row["clock"]) for row in report.inputs if row["device_kind"] == CPU_EMULATED}):
+        parts.append(f'<p class="banner">CPU emulation, {text(clock)} clock: no figure here is a GPU\'s.</p>')
+    return "".join(parts) + "</header>\n"
+
+
+def _run(run: Row) -> str:
+    keys = (
+        "scheme",
+        "cp_size",
+        "seq_len",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "layers",
+        "dtype",
+        "causal",
+        "faults",
+    )
+    shown = [
+        f"{key.replace('_', ' ')} {_value(run[key])}" for key in keys if run.get(key) not in (None, [], ())
+    ]
+    return text(", ".join(shown))
+
+
+def _value(value: Any) -> str:
+    return " + ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def headline(report: Report) -> str:
+    """Return the cards: step time, communication share, overlap, exposed communication, the finding that costs most.
+
+    Args:
+        report: Report to show.
+    """
+    steps = steps_of(report)
+    if not steps:
+        return ""
+    n_steps = len({row["step"] for row in report.rows("steps")})
+    values = {metric.name: [metric.of_step(rows) for rows in steps] for metric in METRICS}
+    middle = {
+        key: median(known) if (known := [v for v in found if v is not None]) else None
+        for key, found in values.items()
+    }
+    note = f"median of {n_steps} steps, slowest rank" if n_steps else "first to last operation, slowest rank"
+    cards = [card("step time" if n_steps else "window", format_ns(middle["step_ns"]), note)]
+    for key, title in (("comm_share", "communication share"), ("overlap", "overlap")):
+        cards.append(card(title, format_fraction(middle[key]), _EXPLAINED[key]))
+    exposed = f"{format_ns(middle['exposed_comm_ns'])}, {_EXPLAINED['exposed_comm_share']}"
+    cards.append(card("exposed communication", format_fraction(middle["exposed_comm_share"]), exposed))
+    if rows := by_gain(report.rows("findings")):
+        cards.append(
+            card("top finding", text(finding_name(rows[0]["code"], rows[0]["form"])), _gain(rows[0]), True)
+        )
+    return f'<ul class="cards">{"".join(cards)}</ul>\n'
+
+
+def by_gain(rows: Sequence[Row]) -> list[Row]:
+    """Return findings, those that may make results wrong first, then by what mending them gives.
+
+    Args:
+        rows: Rows of the section findings.
+    """
+    return sorted(rows, key=lambda row: (row["severity"] != "error", -(row["recoverable_ns"] or 0)))
+
+
+def _gain(row: Row) -> str:
+    if row["severity"] == "error" and not row["recoverable_ns"]:
+        return "results may be wrong"
+    if row["recoverable_ns"] is None:
+        return ""
+    gain = f"mending it is predicted to save {format_ns(row['recoverable_ns'])} per step"
+    after = row["predicted_step_ns"]
+    if not after:
+        return gain
+    before = after + row["recoverable_ns"]
+    return (
+        f"{gain}: {format_ns(before)} to {format_ns(after)} ({-100 * row['recoverable_ns'] / before:.1f} %)"
+    )
+
+
+def findings(report: Report) -> str:
+    """Return the findings with their evidence, each of which can be shown in the timeline.
+
+    Args:
+        report: Report to show.
+    """
+    return "".join(_finding(row, report.timeline is not None) for row in by_gain(report.rows("findings")))
+
+
+def _finding(row: Row, has_timeline: bool) -> str:
+    where = [f"{key} {row[key]}" for key in ("rank", "step") if row[key] is not None]
+    badges = "".join(
+        f'<span class="badge">{text(part)}</span>'
+        for part in (row["severity"], *where, f"confidence {_confidence(row['confidence'])}")
+    )
+    summary = f"<p>{text(row['summary'])}</p>" if row.get("summary") else ""
+    gain = f'<p class="gain">{text(_gain(row))}</p>' if _gain(row) else ""
+    severity = "error" if row["severity"] == "error" else "warning" if row["severity"] != "info" else "info"
+    return (
+        f'<article class="finding {severity}"><h3>{text(finding_name(row["code"], row["form"]))}{badges}</h3>'
+        f"{summary}{gain}<p>{text(row['advice'])}</p>{_evidence(row['evidence'], has_timeline)}</article>"
+    )
+
+
+def _confidence(value: Any) -> str:
+    return format_fraction(value) if isinstance(value, float) else str(value)
+
+
+def _evidence(rows: Sequence[Row], has_timeline: bool) -> str:
+    if not rows:
+        return ""
+    columns = [
+        "what",
+        "operation",
+        "rank",
+        "stream",
+        "duration",
+        "from",
+        *(
+            [
+                "",
+            ]
+            if has_timeline
+            else []
+        ),
+    ]
+    lines = [
+        (
+            text(row.get("what", "")),
+            name(row["name"]),
+            text(row["rank"]),
+            text(row["stream"]),
+            format_ns(row["end_ns"] - row["start_ns"]),
+            f"{row['start_ns']:,} ns",
+            *([_jump(row)] if has_timeline else []),
+        )
+        for row in rows
+        if row.get("start_ns") is not None and row.get("end_ns") is not None
+    ]
+    return f"<details open><summary>Evidence</summary>{table(columns, lines, 2)}</details>" if lines else ""
+
+
+def _jump(row: Row) -> str:
+    where = " ".join(f'data-{key}="{int(row[field])}"' for key, field in _PLACES)
+    return f'<button type="button" {where}>show in timeline</button>'
+
+
+_PLACES: Final = (("rank", "rank"), ("stream", "stream"), ("start", "start_ns"))
+
+
+def ranks(report: Report) -> str:
+    """Return the account of each rank as a table.
+
+    Args:
+        report: Report to show.
+    """
+    times = (
+        "window_ns",
+        "compute_ns",
+        "comm_ns",
+        "exposed_comm_ns",
+        "exposed_copy_ns",
+        "idle_ns",
+        "peer_wait_ns",
+    )
+    titles = (
+        "window",
+        "compute",
+        "comm",
+        "exposed comm",
+        "copy, other",
+        "idle",
+        "of comm, waiting for peers",
+    )
+    lines = [
+        (f"rank {row['rank']}", *(format_ns(row[field]) for field in times), format_fraction(row["overlap"]))
+        for row in report.rows("ranks")
+    ]
+    return _table_of(("rank", *titles, "overlap"), lines)
+
+
+def collectives(report: Report) -> str:
+    """Return the collectives of all ranks as a table.
+
+    Args:
+        report: Report to show.
+    """
+    lines = []
+    for (kind, title), rows in _groups(report.rows("collectives"), lambda row: (row["kind"], row["name"])):
+        total, busy = (sum(row[field] for row in rows) for field in ("total_ns", "busy_ns"))
+        size = None if any(row["bytes"] is None for row in rows) else sum(row["bytes"] for row in rows)
+        has_rate = size is not None and total and all(row["bytes_per_s"] is not None for row in rows)
+        lines.append(
+            (
+                name(title),
+                text(kind),
+                str(sum(row["count"] for row in rows)),
+                format_ns(total),
+                format_fraction(sum(row["overlapped_ns"] for row in rows) / busy if busy else None),
+                format_ns(sum(row["exposed_ns"] for row in rows)),
+                format_bytes(size),
+                format_bytes_per_s(size * 1e9 / total if has_rate and size is not None else None),
+            )
+        )
+    return _table_of(("name", "kind", "ops", "time", "overlap", "exposed", "sent", "rate"), lines, 2)
+
+
+def kernels(report: Report) -> str:
+    """Return the device work with most time as a table.
+
+    Args:
+        report: Report to show.
+    """
+    lines = [
+        (
+            name(title),
+            text(role),
+            str(sum(row["count"] for row in rows)),
+            format_ns(sum(row["total_ns"] for row in rows)),
+            format_ns(max(row["longest_ns"] for row in rows)),
+        )
+        for (title, role), rows in _groups(
+            report.rows("kernels"), lambda row: (function_name(row["name"]), row["role"])
+        )
+    ]
+    return _table_of(("name", "role", "ops", "time", "longest"), lines, 2)
+
+
+def doubts(report: Report) -> str:
+    """Return what could not be told, and what to mind.
+
+    Args:
+        report: Report to show.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for entry in report.not_applicable:
+        by_reason.setdefault(entry.reason, []).append(entry.analysis)
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    if unclassified := report.coverage.get("unclassified_ns"):
+        lines.append(f"{format_ns(unclassified)} is in work that no rule knows; it counts as compute")
+    lines += [str(note["text"]) for note in report.coverage.get("notes", ())]
+    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _groups(
+    rows: Iterable[Row], key: Callable[[Row], tuple[str, str]]
+) -> list[tuple[tuple[str, str], list[Row]]]:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return sorted(groups.items(), key=lambda item: (-sum(row["total_ns"] for row in item[1]), item[0]))
+
+
+def _table_of(columns: Sequence[str], lines: Sequence[Sequence[str]], n_names: int = 1) -> str:
+    """Return a table of the first rows, with how many more there are; nothing without rows."""
+    if not lines:
+        return ""
+    more = len(lines) - _MAX_ROWS
+    rest = f'<p class="muted">and {more} more; --format json has all</p>' if more > 0 else ""
+    return table(columns, lines[:_MAX_ROWS], n_names) + rest
+
+
+__all__ = [
+    "by_gain",
+    "collectives",
+    "doubts",
+    "findings",
+    "header",
+    "headline",
+    "kernels",
+    "ranks",
+    "section",
+]
