@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from instrumented.block_cuda import find_kernel, fold
 from instrumented.softmax import accumulator_dtype, merge_into
 
 _aten = torch.ops.aten
@@ -37,8 +38,12 @@ def block_attention_forward(
     """
     if k_BSGD.shape[1] == 0:
         return _empty_result(q_BLHD)
-    if is_causal and (before := _keys_before(q_BLHD, k_BSGD)):
+    before, kernel = _keys_before(q_BLHD, k_BSGD) if is_causal else 0, find_kernel(q_BLHD)
+    if before and not (kernel and kernel.aligns_last):
         return _forward_of_two(q_BLHD, k_BSGD, v_BSGD, before, softmax_scale)
+    if kernel:
+        out_BLHD, lse_BHL = kernel.forward(q_BLHD, k_BSGD, v_BSGD, is_causal, softmax_scale)
+        return out_BLHD, lse_BHL.contiguous()
     out_BHLD, lse_BHL = _forward(
         q_BLHD.transpose(1, 2),
         k_BSGD.transpose(1, 2),
@@ -78,9 +83,12 @@ def block_attention_backward(
     """
     if k_BSGD.shape[1] == 0:
         return torch.zeros_like(q_BLHD), torch.zeros_like(k_BSGD), torch.zeros_like(v_BSGD)
-    if is_causal and (before := _keys_before(q_BLHD, k_BSGD)):
-        saved = (dout_BLHD, q_BLHD, k_BSGD, v_BSGD, out_BLHD, lse_BHL)
+    saved = (dout_BLHD, q_BLHD, k_BSGD, v_BSGD, out_BLHD, lse_BHL)
+    before, kernel = _keys_before(q_BLHD, k_BSGD) if is_causal else 0, find_kernel(q_BLHD)
+    if before and not (kernel and kernel.aligns_last):
         return _backward_of_two(*saved, before, softmax_scale)
+    if kernel:
+        return kernel.backward(saved, is_causal, softmax_scale)
     dq_BHLD, dk_BHSD, dv_BHSD = _backward(
         dout_BLHD.transpose(1, 2),
         q_BLHD.transpose(1, 2),
@@ -93,7 +101,7 @@ def block_attention_backward(
         scale=softmax_scale,
     )
     n_kv_heads = k_BSGD.shape[2]
-    return dq_BHLD.transpose(1, 2), _fold(dk_BHSD, n_kv_heads), _fold(dv_BHSD, n_kv_heads)
+    return dq_BHLD.transpose(1, 2), fold(dk_BHSD, n_kv_heads), fold(dv_BHSD, n_kv_heads)
 
 
 def _keys_before(q_BLHD: Tensor, k_BSGD: Tensor) -> int:
@@ -111,7 +119,7 @@ def _forward_of_two(
 ) -> tuple[Tensor, Tensor]:
     """Return the forward pass of a rectangle and the square after it.
 
-    The kernel aligns a causal mask with the first key. GPU kernels align it with the last and need one call.
+    For kernels that align a causal mask with the first key; those that align it with the last need one call.
     """
     sum_type = accumulator_dtype(q_BLHD.dtype)
     out_BLHD, lse_BHL = block_attention_forward(
@@ -160,10 +168,3 @@ def _empty_result(q_BLHD: Tensor) -> tuple[Tensor, Tensor]:
     batch, n_queries, heads, _ = q_BLHD.shape
     lse_BHL = q_BLHD.new_full((batch, heads, n_queries), -torch.inf, dtype=accumulator_dtype(q_BLHD.dtype))
     return torch.zeros_like(q_BLHD), lse_BHL
-
-
-def _fold(gradient_BHSD: Tensor, n_kv_heads: int) -> Tensor:
-    """Return a gradient per key/value head, also from a kernel that gives one per query head."""
-    if gradient_BHSD.shape[1] == n_kv_heads:
-        return gradient_BHSD.transpose(1, 2)
-    return gradient_BHSD.unflatten(1, (n_kv_heads, -1)).sum(dim=2).transpose(1, 2)

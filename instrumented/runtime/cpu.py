@@ -29,6 +29,7 @@ from instrumented.runtime.nvtx_emitter import Mirror, NvtxEmitter, SilentEmitter
 from instrumented.runtime.recorder import Recorder
 from instrumented.runtime.turns import TurnOrder
 
+DEVICE_NAME: Final = "CPU emulation (cptrace, {clock} clock)"
 SEND_RECV_NAME: Final = "cptrace_cpu::gloo_SendRecv"
 ALL_GATHER_NAME: Final = "cptrace_cpu::gloo_AllGather"
 REDUCE_SCATTER_NAME: Final = "cptrace_cpu::gloo_ReduceScatter"
@@ -71,7 +72,7 @@ class CpuDevice:
         self._model = model
         self._emitter = emitter or SilentEmitter()
         self._mirror = Mirror(self._emitter, is_on=has_listener())
-        self._recorder = Recorder(rank, clock.name)
+        self._recorder = Recorder(rank, DEVICE_NAME.format(clock=clock.name))
         self._fault = DeviceFault()
         self._streams: list[CpuStream] = []
         self._event_ids = count(1)

@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 
 from instrumented.runtime.api import Message, Partition
+from instrumented.runtime.control import barrier, broadcast_int, gather_shards
 from instrumented.runtime.turns import TurnOrder
+
+__all__ = ["GlooCommunicator", "barrier", "broadcast_int", "gather_shards", "start_gloo", "stop_gloo"]
 
 _TIMEOUT: Final = timedelta(minutes=30)  # a guard only: the supervisor ends all ranks when one fails
 _ARRIVAL_TAG: Final = 1
@@ -44,26 +47,6 @@ def start_gloo(folder: Path, rank: int, size: int) -> None:
 def stop_gloo() -> None:
     """Leave all groups."""
     dist.destroy_process_group()
-
-
-def barrier() -> None:
-    """Wait for all ranks, on the control group."""
-    dist.barrier()
-
-
-def broadcast_int(value: int) -> int:
-    """Return rank 0's value on every rank, over the control group."""
-    box = torch.tensor([value], dtype=torch.int64)
-    dist.broadcast(box, src=0)
-    return int(box.item())
-
-
-def gather_shards(shard: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return all ranks' tensors in rank order on rank 0, over the control group, and None elsewhere."""
-    is_root = dist.get_rank() == 0
-    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())] if is_root else None
-    dist.gather(shard.contiguous(), parts, dst=0)
-    return parts
 
 
 class Arrivals:

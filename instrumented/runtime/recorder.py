@@ -19,7 +19,6 @@ from cptrace.capture.records import (
     Synchronization,
 )
 
-DEVICE_NAME: Final = "CPU emulation (cptrace, {clock} clock)"
 _FIRST_PID: Final = 1000  # synthetic: a real pid would make two equal runs differ
 
 
@@ -28,11 +27,18 @@ class Recorder:
 
     context = 1
 
-    def __init__(self, rank: int, clock_name: str) -> None:
-        """Start with nothing recorded."""
+    def __init__(self, rank: int, device_name: str, device: int | None = None) -> None:
+        """Start with nothing recorded.
+
+        Args:
+            rank: This rank.
+            device_name: What its device is called.
+            device: Its ordinal; None where each rank has the one of its own number.
+        """
         self.rank = rank
         self.pid = _FIRST_PID + rank
-        self._clock_name = clock_name
+        self.device = rank if device is None else device
+        self._device_name = device_name
         self._correlation_ids = count(1)
         self._event_sync_ids = count(1)
         self._streams: list[Stream] = []
@@ -90,8 +96,8 @@ class Recorder:
         return ProcessRecord(
             rank=self.rank,
             pid=self.pid,
-            device=self.rank,
-            device_name=DEVICE_NAME.format(clock=self._clock_name),
+            device=self.device,
+            device_name=self._device_name,
             context=self.context,
             streams=tuple(self._streams),
             ops=tuple(self._ops),
