@@ -54,6 +54,8 @@ class Args(msgspec.Struct, gc=False, rename=_FIELDS.get):
     wait_event: Any = None
     wait_record: Any = None
     event_id: Any = None
+    domain: Any = None
+    payload: Any = None
     labels: Any = None
 
 
@@ -95,7 +97,7 @@ class Kind:
 
 DEVICE: Final = Kind(
     "device",
-    ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"),
+    ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_graph"),
     (
         "device",
         "context",
@@ -128,8 +130,8 @@ SYNCS: Final = Kind(
     ("device", "context", "stream", "correlation", "wait_stream", "wait_event", "wait_record"),
     ("sync_kind",),
 )
-RECORDS: Final = Kind("records", ("cuda_event",), ("context", "stream", "correlation", "event_id"))
-RANGES: Final = Kind("ranges", ("user_annotation", "cpu_op", "operator"))
+RECORDS: Final = Kind("records", ("cuda_event",), ("device", "context", "stream", "correlation", "event_id"))
+RANGES: Final = Kind("ranges", ("user_annotation", "cpu_op", "operator"), ("payload",), ("domain",))
 KINDS: Final = (DEVICE, CALLS, SYNCS, RECORDS, RANGES)
 
 _KIND_OF: Final = {category: kind for kind in KINDS for category in kind.categories}

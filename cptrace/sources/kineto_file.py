@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,6 +28,7 @@ class FileInfo:
         device_names: Name of each GPU of the machine.
         rank: Rank of the process in its job.
         world_size: Number of ranks in the job; 0 where it is not said.
+        own: What our own export adds; empty for other traces.
     """
 
     path: Path
@@ -37,6 +38,19 @@ class FileInfo:
     device_names: Mapping[int, str]
     rank: int | None
     world_size: int
+    own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def recorded_ranks(self) -> dict[tuple[int, int], tuple[int, bool]]:
+        """Rank of each (process, device), and whether it was recorded with the run, where our own export says it."""
+        entries = self.own.get("ranks")
+        rows = [row for row in entries if isinstance(row, dict)] if isinstance(entries, list) else []
+        return {
+            (pid, device): (rank, row.get("is_recorded") is True)
+            for row in rows
+            for pid, device, rank in [[as_integer(row.get(name)) for name in ("pid", "device", "rank")]]
+            if pid is not None and device is not None and rank is not None and 0 <= rank < _MAX_RANK
+        }
 
     @property
     def display_path(self) -> str:
@@ -54,6 +68,7 @@ def read_info(path: Path, document: Document) -> FileInfo:
     version, name = decode_value(document.schema_version), decode_value(document.trace_name)
     job = decode_value(document.distributed_info)
     job = job if isinstance(job, dict) else {}
+    own = decode_value(document.cptrace)
     rank, world_size = as_integer(job.get("rank")), as_integer(job.get("world_size"))
     return FileInfo(
         path=path,
@@ -63,6 +78,7 @@ def read_info(path: Path, document: Document) -> FileInfo:
         device_names=MappingProxyType(_device_names(decode_value(document.device_properties))),
         rank=rank if rank is not None and 0 <= rank < _MAX_RANK else None,
         world_size=world_size if world_size is not None and 0 <= world_size < _MAX_RANK else 0,
+        own=MappingProxyType(own if isinstance(own, dict) else {}),
     )
 
 

@@ -22,6 +22,7 @@ _OP_KINDS: Final = {
     "memcpy": "memcpy",
     "gpu_memset": "memset",
     "memset": "memset",
+    "gpu_graph": "graph",  # only our own export has it: Kineto shows no graph as a whole
 }
 _PEER: Final = "memcpy PtoP"
 _COPY: Final = re.compile(r"(?i)(memcpy)(?: (\w+)to(\w+))?|(memset)")
@@ -72,6 +73,20 @@ def make_ops(
         "is_peer_copy": is_peer,
     }
     return schema.make_frame(schema.OPS, columns), ranks
+
+
+def owners(works: pd.DataFrame, device: Int64Array, main_pid: int) -> Int64Array:
+    """Return the process that each device belongs to, that of most host events for a device without work.
+
+    Args:
+        works: Device work, as `schema.OPS`.
+        device: Devices, int64 of shape (N,).
+        main_pid: Process of most host events.
+    """
+    pairs = works[["device", "process"]].drop_duplicates("device")
+    known = dict(zip(pairs["device"].tolist(), pairs["process"].tolist(), strict=True))
+    slot, devices = pd.factorize(device)
+    return np.array([known.get(ordinal, main_pid) for ordinal in devices.tolist()], np.int64)[slot]
 
 
 def _small(ids: Int64Array) -> Int64Array:
@@ -157,6 +172,11 @@ def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tu
         is_recorded[np.argmax(np.bincount(slot))] = True
         first = max(info.world_size, info.rank + 1)
         rank = np.where(is_recorded, info.rank, first + np.cumsum(~is_recorded) - 1)
+    place = [processes[pairs % len(processes)].tolist(), devices[pairs // len(processes)].tolist()]
+    known = [info.recorded_ranks.get(pair) for pair in zip(*place, strict=True)]
+    if (said := [entry for entry in known if entry is not None]) and len({r for r, _ in said}) == len(pairs):
+        rank = np.array([r for r, _ in said])
+        is_recorded = np.array([is_so for _, is_so in said], bool)
     names = [info.device_names.get(ordinal, "") for ordinal in devices[pairs // len(processes)].tolist()]
     columns: dict[str, Any] = {
         "rank": rank.astype(np.int32),

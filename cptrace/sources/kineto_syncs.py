@@ -8,6 +8,7 @@ cuda_event, are there since CUDA 12.8; before, those are known that something wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -31,17 +32,20 @@ _KIND_OF: Final = {
 _NONE: Final = (-1, 2**32 - 1)
 
 
-def make_syncs(raw: RawEvents, main_pid: int) -> pd.DataFrame:
+Owners = Callable[[Int64Array], Int64Array]
+
+
+def make_syncs(raw: RawEvents, owners: Owners) -> pd.DataFrame:
     """Return the table of synchronisations.
 
     Args:
         raw: Events of the category cuda_sync.
-        main_pid: Process that they are of.
+        owners: Returns the process that each of some devices belongs to.
     """
     columns: dict[str, Any] = {
         "start_ns": raw.ints("start_ns"),
         "end_ns": raw.ints("end_ns"),
-        "process": np.full(raw.n_rows, main_pid, np.int64),
+        "process": owners(raw.first_of("device", "pid")),
         "context": raw.ints("context"),
         "kind": category(_kinds(raw), list(_KINDS)),
         "stream": nullable(raw.ints("stream"), ~_is_id(raw, "stream")),
@@ -52,20 +56,21 @@ def make_syncs(raw: RawEvents, main_pid: int) -> pd.DataFrame:
     return schema.make_frame(schema.SYNCS, columns)
 
 
-def make_event_records(records: RawEvents, syncs: RawEvents, main_pid: int) -> pd.DataFrame:
+def make_event_records(records: RawEvents, syncs: RawEvents, owners: Owners) -> pd.DataFrame:
     """Return the table of event records: those that the trace lists, and those that a synchronisation names.
 
     Args:
         records: Events of the category cuda_event.
         syncs: Events of the category cuda_sync.
-        main_pid: Process that they are of.
+        owners: Returns the process that each of some devices belongs to.
     """
     listed = _record_rows(records, "stream", "event_id", "correlation")
     named = _record_rows(syncs, "wait_stream", "wait_event", "wait_record")
-    rows = pd.concat((listed, named)).drop_duplicates("correlation")
+    rows = pd.concat((listed, named))
+    rows = rows.assign(process=owners(rows["device"].to_numpy())).drop_duplicates(["process", "correlation"])
     number = rows["correlation"].to_numpy()
     columns: dict[str, Any] = {
-        "process": np.full(len(rows), main_pid, np.int64),
+        "process": rows["process"].to_numpy(),
         "context": rows["context"].to_numpy(),
         "stream": rows["stream"].to_numpy(),
         "event_id": rows["event_id"].to_numpy(),
@@ -80,6 +85,7 @@ def _record_rows(raw: RawEvents, stream: str, event_id: str, correlation: str) -
     names = {"correlation": correlation, "context": "context", "stream": stream, "event_id": event_id}
     is_known = _is_id(raw, stream) & _is_id(raw, event_id) & _is_id(raw, correlation)
     rows = pd.DataFrame({name: raw.ints(column)[is_known] for name, column in names.items()})
+    rows["device"] = raw.first_of("device", "pid")[is_known]
     return rows.sort_values(list(names), ignore_index=True)
 
 

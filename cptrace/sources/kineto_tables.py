@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from cptrace import schema
+from cptrace.labels import CPU_EMULATED, CUDA
 from cptrace.requests import ReadOptions
-from cptrace.sources.columns import all_missing, category, nullable
+from cptrace.sources.columns import category, nullable
 from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
 from cptrace.sources.kineto_file import FileInfo
-from cptrace.sources.kineto_ops import make_ops
+from cptrace.sources.kineto_ops import make_ops, owners
 from cptrace.sources.kineto_raw import RawEvents, keep_possible
 from cptrace.sources.kineto_syncs import make_event_records, make_syncs
 from cptrace.trace import Note, Trace, TraceMeta
@@ -62,8 +65,8 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
         _meta(name, info, ops, missing, notes),
         ops=ops,
         api_calls=_api_calls(calls, pid),
-        syncs=make_syncs(syncs, pid),
-        event_records=make_event_records(records, syncs, pid),
+        syncs=make_syncs(syncs, partial(owners, ops, main_pid=pid)),
+        event_records=make_event_records(records, syncs, partial(owners, ops, main_pid=pid)),
         ranges=_ranges(ranges, pid),
         ranks=ranks,
     )
@@ -78,6 +81,9 @@ def _meta(
         path=info.display_path,
         format=name,
         schema_version=info.schema_version,
+        device_kind=CPU_EMULATED if info.own.get("device_kind") == CPU_EMULATED else CUDA,
+        clock=clock if isinstance(clock := info.own.get("clock"), str) else None,
+        run=MappingProxyType(run if isinstance(run := info.own.get("run"), dict) else {}),
         session_start_utc_ns=(0 if is_absolute else None) if info.base_ns is None else info.base_ns,
         trace_name=info.trace_name,
         record_again=_RECORD_AGAIN,
@@ -140,7 +146,7 @@ def _ranges(raw: RawEvents, main_pid: int) -> pd.DataFrame:
         **_host_columns(raw, main_pid),
         "end_ns": nullable(raw.ints("end_ns"), None),
         "kind": category(np.zeros(raw.n_rows, np.int8), ["push_pop"]),
-        "domain": category(np.full(raw.n_rows, -1), []),
-        "payload": all_missing(raw.n_rows),
+        "domain": raw.texts("domain"),
+        "payload": raw.optional("payload"),
     }
     return schema.make_frame(schema.RANGES, columns)

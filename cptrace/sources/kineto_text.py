@@ -49,6 +49,7 @@ class Document(msgspec.Struct, rename="camel"):
         distributed_info: Rank, size and process groups of the job.
         base_time_nanoseconds: UTC of time 0 in ns since 1970; times were absolute before PyTorch 2.4.
         trace_name: Path that the trace was exported to.
+        cptrace: What our own export adds, see `cptrace.exports.kineto`.
     """
 
     trace_events: msgspec.Raw = msgspec.Raw(b"")
@@ -57,6 +58,7 @@ class Document(msgspec.Struct, rename="camel"):
     distributed_info: msgspec.Raw = msgspec.Raw(b"")
     base_time_nanoseconds: msgspec.Raw = msgspec.Raw(b"")
     trace_name: msgspec.Raw = msgspec.Raw(b"")
+    cptrace: msgspec.Raw = msgspec.Raw(b"")
 
 
 # Older versions of msgspec raise the second for what is not UTF-8.
