@@ -104,17 +104,21 @@ class ModelCheck:
         return rows
 
     def loss_limits(self) -> list[LossLimit]:
-        """Return what each rank's share of the loss may be."""
-        n_ranks = self._plan.mesh.cp_size * self._plan.mesh.tp_size
-        ulp = torch.finfo(self._plan.problem.data_type).eps
+        """Return what each rank's share of the loss may be.
+
+        Off by twice what one process is, and a sum is always allowed as much rounding as one value's: a few units
+        in the last place of the type it is summed in, or one of the type of what is summed.
+        """
+        problem = self._plan.problem
+        sum_ulp, ulp = torch.finfo(problem.sum_type).eps, torch.finfo(problem.data_type).eps
         limits = []
-        for rank in range(n_ranks):
+        for rank in range(self._plan.mesh.cp_size * self._plan.mesh.tp_size):
             exact, measured = (
                 float(self._placement.shard(results.loss_BS, rank).double().sum())
                 for results in (self._exact, self._measured)
             )
-            limit = max(MAX_ERROR_RATIO * abs(measured - exact), MAX_FLOOR_ULPS * ulp * exact)
-            limits.append(LossLimit(exact, limit))
+            floor = max(MAX_FLOOR_ULPS * sum_ulp, ulp) * exact
+            limits.append(LossLimit(exact, max(MAX_ERROR_RATIO * abs(measured - exact), floor)))
         return limits
 
     def _cut(self, name: str, rank: int, whole: Tensor) -> Tensor:

@@ -195,9 +195,7 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     help="What to record with. " + " ".join(f"{each.name}: {each.summary}." for each in PROFILERS),
 )
 @click.option("--dry-run", is_flag=True, help="Print the command that would be run, and run nothing.")
-@click.pass_context
 def run(
-    context: click.Context,
     output_format: str,
     output: Path | None,
     force: bool,
@@ -211,7 +209,7 @@ def run(
     Each rank is a process with an emulated device: CUDA's streams and events on CPU threads, real attention
     and real transfers. The report has the schema of an Nsight Systems SQLite export.
     """
-    spec = _make_spec(options, _given(context), preset)
+    spec = _make_spec(options, _given(click.get_current_context()), preset)
     spec.validate()
     choice = choose_profiler(profiler, CPU_EMULATED)
     path = choose_output(output, force=force)
@@ -255,7 +253,7 @@ def _make_spec(options: dict[str, Any], given: set[str], preset: str | None) -> 
     if preset is not None:
         own = find_preset(preset).options
         options |= {name: value for name, value in own.items() if name not in given}
-    derived = {
+    derived: dict[str, Callable[[], int]] = {
         "cp_size": lambda: _default_cp_size(options["scheme"]),
         "kv_heads": lambda: options["heads"],
         "hidden": lambda: options["heads"] * options["head_dim"],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cptrace.capture import capacity
+from cptrace.capture.presets import find_preset
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import RunError
 
@@ -28,7 +29,8 @@ def test_too_many_ranks_for_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "available_bytes", lambda: 3 << 30)
     with pytest.raises(
-        RunError, match=r"need about .* GiB, this machine has 3.0 GiB available; use a shorter"
+        RunError,
+        match=r"need about .* GiB \(.* per rank\), this machine has 3.0 GiB available; use a shorter",
     ):
         capacity.require_capacity(replace(DEFAULT, seq_len=1 << 20))
 
@@ -63,3 +65,30 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert capacity.available_bytes() > 1 << 26
     (tmp_path / "memory.max").write_text("5000\n")
     assert capacity.available_bytes() == 4000
+
+
+LLAMA_7B = replace(DEFAULT, **find_preset("llama-7b").options, kv_heads=32)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_each_rank_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 blocks of 4 x 4096^2 + 3 x 4096 x 11008 weights and as many gradients in fp32: 48.3 GiB on every rank."""
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 64 << 30)
+    with pytest.raises(RunError, match=r"4 ranks .* \(5\d\.\d GiB per rank, 48\.3 GiB of it weights and"):
+        capacity.require_capacity(LLAMA_7B)
+    with pytest.raises(RunError, match=r"8 ranks .* 24\.1 GiB of it weights"):
+        capacity.require_capacity(replace(LLAMA_7B, tp_size=2, check=False))
+
+
+def test_ranks_are_those_of_both_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity.os, "cpu_count", lambda: 1)
+    capacity.require_capacity(replace(DEFAULT, model="llama", tp_size=2))
+    with pytest.raises(RunError, match=r"--cp-size 4 --tp-size 4: 1 cores .* use --cp-size 2 or fewer with"):
+        capacity.require_capacity(replace(DEFAULT, model="llama", tp_size=4))
+
+
+@pytest.mark.parametrize("change", [{"hidden": 512}, {"ffn": 4096}, {"layers": 2}, {"tp_size": 1}])
+def test_more_of_a_model_needs_more(change: dict[str, int]) -> None:
+    model = replace(DEFAULT, model="llama", tp_size=2, check=False)
+    assert capacity.estimate_rank_bytes(replace(model, **change)) > capacity.estimate_rank_bytes(model)
