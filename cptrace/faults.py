@@ -47,7 +47,11 @@ class RunOptions(Protocol):
 
     @property
     def cp_size(self) -> int:
-        """Ranks."""
+        """Ranks that share the sequence."""
+
+    @property
+    def n_ranks(self) -> int:
+        """All ranks, also those that share a part of the sequence."""
 
     @property
     def shape(self) -> AttentionShape:
@@ -142,7 +146,7 @@ def _needs_ring(options: RunOptions) -> str | None:
 
 
 def _needs_transfers(options: RunOptions) -> str | None:
-    return f"scheme {options.scheme} has no transfers" if options.cp_size == 1 else None
+    return "one rank has no transfers" if options.n_ranks == 1 else None
 
 
 def _needs_used_buffer(options: RunOptions) -> str | None:
@@ -329,8 +333,8 @@ def check_faults(options: RunOptions) -> None:
     """
     requests = [parse_fault(text) for text in options.faults]
     for text, request in zip(options.faults, requests, strict=True):
-        if request.rank is not None and request.rank >= options.cp_size:
-            raise UsageError(f"--fault {text}: the ranks are 0 to {options.cp_size - 1}")
+        if request.rank is not None and request.rank >= options.n_ranks:
+            raise UsageError(f"--fault {text}: the ranks are 0 to {options.n_ranks - 1}")
         if requests.count(request) > 1:
             raise UsageError(f"--fault {text}: asked for twice")
         if reason := reason_not_applicable(find_fault(request.name), options):

@@ -21,9 +21,14 @@ DEFAULT = RunSpec()
     dtype=st.sampled_from(tuple(ELEMENT_BYTES)),
     clock=st.sampled_from(CLOCKS),
     link_gbps=st.floats(min_value=1e-6, max_value=1e9),
+    faults=st.lists(st.sampled_from(["no-wait", "straggler:1"])).map(tuple),
 )
-def test_json_round_trip(seq_len: int, causal: bool, dtype: str, clock: str, link_gbps: float) -> None:
-    spec = RunSpec(seq_len=seq_len, causal=causal, dtype=dtype, clock=clock, link_gbps=link_gbps)
+def test_json_round_trip(
+    seq_len: int, causal: bool, dtype: str, clock: str, link_gbps: float, faults: tuple[str, ...]
+) -> None:
+    spec = RunSpec(
+        seq_len=seq_len, causal=causal, dtype=dtype, clock=clock, link_gbps=link_gbps, faults=faults
+    )
     assert RunSpec.from_json(spec.to_json()) == spec
 
 
@@ -36,6 +41,9 @@ def test_json_round_trip(seq_len: int, causal: bool, dtype: str, clock: str, lin
         ('{"cp_size": "4"}', "cp_size is '4', not of type int"),
         ('{"cp_size": true}', "cp_size is True, not of type int"),
         ('{"causal": 1}', "causal is 1, not of type bool"),
+        ('{"faults": "no-wait"}', "faults is 'no-wait', not of type tuple"),
+        ('{"faults": [1]}', r"faults is \[1\], not of type tuple"),
+        ('{"scheme": ["ring"]}', r"scheme is \['ring'\], not of type str"),
     ],
 )
 def test_json_of_another_shape_is_refused(text: str, message: str) -> None:
@@ -86,6 +94,9 @@ def test_json_of_another_shape_is_refused(text: str, message: str) -> None:
         ({"scheme": "tp", "kv_heads": 2}, "--kv-heads 2 .* --cp-size 4; use --cp-size 2, or --kv-heads 4"),
         ({"ulysses_size": 4}, "--ulysses-size 4: scheme ring has no such option; it belongs to --scheme usp"),
         ({"message_dtype": "fp8"}, "--message-dtype fp8: scheme ring has no such option; .* --scheme te"),
+        ({"faults": ("no-weight",)}, "--fault no-weight: no such fault"),
+        ({"faults": ("straggler:4",)}, "--fault straggler:4: the ranks are 0 to 3"),
+        ({"scheme": "ulysses", "faults": ("single-buffer",)}, "has no ring buffers here; use --scheme ring"),
         ({"scheme": "te", "message_dtype": "fp8", "warmup": 0}, "fp8 --warmup 0: .*; use --warmup 1"),
     ],
 )
@@ -114,3 +125,9 @@ def test_a_layout_of_two_chunks_pads_to_twice_the_ranks() -> None:
     assert (spec.layout, spec.padded_len) == ("zigzag", 3000)
     assert replace(spec, seq_len=3001).padded_len == 3008
     assert replace(spec, seq_len=3001, causal=False).padded_len == 3004
+
+
+def test_the_fault_unbalanced_makes_any_layout_contiguous_and_pads_as_before() -> None:
+    spec = replace(DEFAULT, scheme="te", seq_len=3001, causal=True, faults=("unbalanced",))
+    spec.validate()
+    assert (spec.layout, spec.padded_len) == ("contiguous", 3008)

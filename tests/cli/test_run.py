@@ -22,6 +22,7 @@ from cptrace.cli.run import choose_output, claim_output, describe_outcome
 from cptrace.cli.run import run as run_command
 from cptrace.cli.schemes import schemes
 from cptrace.errors import CptraceError, RenderError, RunError, UsageError
+from cptrace.faults import FAULTS
 from cptrace.schemes import SCHEMES
 
 SMALL = [
@@ -137,6 +138,10 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--scheme", "ulysses", "--cp-size", "3"], UsageError, "use --cp-size 2, 4, 8, or --heads 9"),
         (["--scheme", "single", "--cp-size", "2"], UsageError, "use --cp-size 1"),
         (["--ulysses-size", "4"], UsageError, "it belongs to --scheme usp"),
+        (["--fault", "no-weight"], UsageError, "choose one of shared-stream, host-sync, no-wait"),
+        (["--fault", "straggler:7"], UsageError, "the ranks are 0 to 3"),
+        (["--scheme", "tp", "--fault", "shared-stream"], UsageError, "would change nothing"),
+        (["--fault", "no-wait", "--fault", "shared-stream"], UsageError, "would change nothing"),
         (["-o", "/no/such/folder/x.sqlite"], RenderError, "there is no folder /no/such/folder"),
     ],
 )
@@ -332,7 +337,7 @@ def test_help_names_every_option_of_a_run() -> None:
     for option in ("--scheme", "--cp-size", "--causal / --no-causal", "--link-gbps", "--clock", "--force"):
         assert option in output
     assert "gigabits (not bytes)" in " ".join(output.split())
-    assert "unbalanced" in output
+    assert "A contiguous ring is unbalanced then" in " ".join(output.split())
 
 
 def test_a_name_taken_during_the_run_stays_the_other_ones(tmp_path, monkeypatch):
@@ -373,3 +378,37 @@ def test_numbers_beyond_all_bounds_are_refused_before_anything_starts(option):
     outcome = CliRunner().invoke(run_command, option.split())
     assert isinstance(outcome.exception, UsageError)
     assert option.split()[0] in str(outcome.exception)
+
+
+def test_help_lists_every_fault_with_the_finding_that_it_must_cause():
+    lines = [line.strip() for line in CliRunner().invoke(run_command, ["--help"]).output.splitlines()]
+    for fault in FAULTS:
+        at = next(
+            number
+            for number, line in enumerate(lines)
+            if line.split() == [fault.usage, *fault.expected.split()]
+        )
+        assert lines[at + 1] == fault.summary
+
+
+def test_faults_are_told_with_what_they_must_cause():
+    text = describe_outcome(outcome_of(faults=["single-buffer", "straggler:2"]))
+    assert "broken on purpose: single-buffer (single-buffer), straggler:2 (peer-wait: straggler)" in text
+    assert "broken" not in describe_outcome(outcome_of())
+
+
+def test_a_race_ends_well_whatever_it_computed(tmp_path):
+    """With a link this slow, attention reads its buffer long before anything is in it."""
+    options = ("--clock", "virtual", "--link-gbps", "0.001", "--fault", "no-wait", "--fault", "straggler:1")
+    done = call(tmp_path, *options, "-o", "race.sqlite")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "broken on purpose: no-wait (missing-event: race), straggler:1 (peer-wait: straggler)" in done.stdout
+    )
+    assert "Parity: not checked, since --fault no-wait makes results undefined." in done.stdout
+
+
+@pytest.mark.parametrize(("faults", "passes"), [(["no-wait"], True), (["late-launch"], False), ([], False)])
+def test_only_where_results_are_undefined_may_the_running_statistic_be_damaged(faults, passes):
+    outcome = outcome_with(parity_row(), running_max=False)
+    assert RunOutcome(outcome.report, {**outcome.metadata, "faults": faults}).has_passed is passes

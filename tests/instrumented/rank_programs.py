@@ -282,6 +282,7 @@ def summary(result: RankResult) -> dict[str, Any]:
         "running_max": result.monitors.running_max,
         "fp8": result.monitors.fp8,
         "allocated_bytes": result.allocated_bytes,
+        "steps_ns": [r.end_ns - r.start_ns for r in result.record.ranges if r.text == "step"],
     }
 
 

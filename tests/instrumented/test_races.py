@@ -10,8 +10,11 @@ import torch
 from cptrace.capture.run_spec import RunSpec
 from cptrace.schemes import SCHEMES
 from instrumented.comm import Channel, RingExchange, Slot
+from instrumented.faults import break_device
 from instrumented.problem import LayerState, Problem, make_inputs
+from instrumented.runtime.clocks import VirtualClock
 from instrumented.schemes import find
+from tests.instrumented.rank_programs import MODEL
 from tests.instrumented.tracing_device import TracingDevice
 
 N_STEPS, N_LAYERS = 2, 2  # buffers are used again within a step and in the next one
@@ -44,7 +47,7 @@ def trace(spec: RunSpec, rank: int) -> TracingDevice:
         given = [device.adopt(getattr(inputs, field.name)) for field in fields(inputs)]
         like = (given[0], *given[:3])
         layers.append(LayerState(*given, *(device.empty(t.shape, t.dtype) for t in like)))
-    attention = scheme.make(device, problem, layers)
+    attention = scheme.make(break_device(device, spec.faults, VirtualClock(), MODEL), problem, layers)
     for _ in range(N_STEPS):
         for layer in range(spec.layers):
             attention.forward(layer)

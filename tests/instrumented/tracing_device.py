@@ -23,6 +23,10 @@ from instrumented.runtime.api import Message
 Clock = dict[int, int]  # ops that happened before, by stream
 
 
+class EventNumber(int):
+    """An event, which is no stream's number."""
+
+
 class Access(NamedTuple):
     """One op's use of some bytes of one storage."""
 
@@ -118,9 +122,9 @@ class TracingDevice:
         self._streams.append({})
         return len(self._streams) - 1
 
-    def event(self) -> int:
+    def event(self) -> EventNumber:
         self._events.append({})
-        return len(self._events) - 1
+        return EventNumber(len(self._events) - 1)
 
     def communicator(self, name: str, partition: Any = None) -> str:
         return name
@@ -131,6 +135,9 @@ class TracingDevice:
         with _Watch() as watch:
             function(*arguments)
         self._op(stream, watch.touched)
+
+    def copy(self, stream: int, target: Tensor, source: Tensor) -> None:
+        self._transfer(stream, source, target)
 
     def send_recv(self, stream: int, _: str, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         self._transfer(stream, [m.tensor for m in sends], [m.tensor for m in receives])
@@ -147,14 +154,17 @@ class TracingDevice:
     def all_reduce(self, stream: int, _: str, tensor: Tensor) -> None:
         self._transfer(stream, tensor, tensor)
 
-    def record_event(self, event: int, stream: int) -> None:
+    def record_event(self, event: EventNumber, stream: int) -> None:
         self._events[event] = dict(self._streams[stream])
 
-    def wait_event(self, stream: int, event: int) -> None:
+    def wait_event(self, stream: int, event: EventNumber) -> None:
         _join(self._streams[stream], self._events[event])
 
-    def synchronize(self, target: None = None) -> None:
-        for clock in self._streams:
+    def synchronize(self, target: int | None = None) -> None:
+        if isinstance(target, EventNumber):
+            _join(self._host, self._events[target])
+            return
+        for clock in self._streams if target is None else [self._streams[target]]:
             _join(self._host, clock)
 
     @contextmanager
