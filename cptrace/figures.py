@@ -29,8 +29,17 @@ _PATTERNS: Final = {
     "exposed comm": "/", "comm": "/", "copy, other": "x", "copy": "x", "other": "x", "idle": "."
 }  # fmt: skip
 _SERIES: Final = ("#1f5a8a", "#e08a1e", "#4f9d69", "#8b5fa8", "#c2534a", "#4aa3b8", "#8a7a3c", "#707070")
+_ROLE_FILLS: Final = (("#1f5a8a", ""), ("#e08a1e", "/"), ("#4f9d69", "x"), ("#8b5fa8", "."))
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
+_AXIS: Final = {
+    "automargin": True,
+    "gridcolor": "rgba(128,128,128,0.3)",
+    "zeroline": False,
+    "ticks": "outside",
+    "ticklen": 6,
+    "tickcolor": "rgba(0,0,0,0)",
+}
 _MAX_SERIES: Final = 8
 _MAX_LABEL: Final = 60
 _ROW_PX: Final = 30
@@ -50,7 +59,7 @@ def rank_bars(parts: pd.DataFrame) -> go.Figure:
             y=_ranks(rows["rank"]),
             x=rows["duration_ns"] / 1e6,
             orientation="h",
-            marker={"color": COLOURS[part], "pattern": {"shape": _PATTERNS.get(part, ""), "fgcolor": "#222"}},
+            marker=_fill(COLOURS[part], _PATTERNS.get(part, "")),
             customdata=_texts(rows["duration_ns"], format_ns),
             hovertemplate=f"%{{y}}<br>{part} %{{customdata}}<extra></extra>",
         )
@@ -75,7 +84,8 @@ def step_overlap(steps: pd.DataFrame) -> go.Figure:
             rows = steps[steps["rank"] == rank]
             _add_line(figure, number, f"rank {rank}", rows["step"], 100 * rows["overlap"])
     figure.update_yaxes(range=[-4, 104])
-    figure.update_xaxes(tickformat="d", nticks=12)
+    n_steps = int(steps["step"].max() - steps["step"].min()) if len(steps) else 0
+    figure.update_xaxes(tickformat="d", dtick=max(1, math.ceil(n_steps / 10)))
     return _finish(figure, "step", "overlap, % of comm")
 
 
@@ -105,10 +115,7 @@ def start_causes(causes: pd.DataFrame) -> go.Figure:
             y=rows["cause"],
             x=rows["exposed_ns"] / 1e6,
             orientation="h",
-            marker={
-                "color": _SERIES[number % len(_SERIES)],
-                "pattern": {"shape": ("/", "", "x", ".")[number % 4], "fgcolor": "#222"},
-            },
+            marker=_fill(*_ROLE_FILLS[number % len(_ROLE_FILLS)]),
             customdata=[
                 f"{n} ops, {format_ns(t)}" for n, t in zip(rows["count"], rows["exposed_ns"], strict=True)
             ],
@@ -172,19 +179,21 @@ def bandwidth(messages: pd.DataFrame) -> go.Figure:
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    figure.update_xaxes(**_log_axis(messages["bytes"], format_bytes, 2**10))
+    figure.update_xaxes(**_log_axis(messages["bytes"], format_bytes, 4))
     figure.update_yaxes(**_log_axis(messages["bytes_per_s"], format_bytes_per_s, 10))
     figure.update_layout(showlegend=True)
     return _finish(figure, "message size", "")
 
 
 def _log_axis(values: pd.Series, show: Any, base: int) -> dict[str, Any]:
-    """Return a logarithmic axis with a mark at each power of the base, a little wider than the values."""
-    low, high = float(values.min()) / 2, float(values.max()) * 2
-    powers = [float(base) ** power for power in range(40) if low <= float(base) ** power <= high]
-    marks = powers if len(powers) >= 2 else sorted({*powers, float(values.min()), float(values.max())})
-    return {"type": "log", "tickvals": marks, "ticktext": [show(mark) for mark in marks],
-            "range": [math.log10(low), math.log10(high)]}  # fmt: skip
+    """Return a logarithmic axis between the powers of the base around the values, with at most eight marks."""
+    low = math.floor(math.log(float(values.min()), base))
+    high = max(low + 1, math.ceil(math.log(float(values.max()), base)))
+    powers = range(low, high + 1, math.ceil((high - low) / 7))
+    marks = [float(base) ** power for power in powers]
+    edge = 0.05 * (high - low) * math.log10(base)
+    limits = [low * math.log10(base) - edge, high * math.log10(base) + edge]
+    return {"type": "log", "tickvals": marks, "ticktext": [show(mark) for mark in marks], "range": limits}
 
 
 def memory(peaks: pd.DataFrame) -> go.Figure:
@@ -219,7 +228,7 @@ def findings(recoverable: pd.DataFrame) -> go.Figure:
             y=[plain(name) for name in recoverable["finding"]],
             x=recoverable["recoverable_ns"] / 1e6,
             orientation="h",
-            marker={"color": COLOURS["comm"], "pattern": {"shape": "/", "fgcolor": "#222"}},
+            marker=_fill(COLOURS["comm"], "/"),
             text=_texts(recoverable["recoverable_ns"], format_ns),
             hovertemplate="%{y}: %{text}<extra></extra>",
         )
@@ -245,8 +254,7 @@ def timeline(ops: pd.DataFrame) -> go.Figure:
             base=(rows["start_ns"] - origin) / 1e6,
             orientation="h",
             marker={
-                "color": COLOURS[str(role)],
-                "pattern": {"shape": _PATTERNS.get(str(role), ""), "fgcolor": "#222"},
+                **_fill(COLOURS[str(role)], _PATTERNS.get(str(role), "")),
                 "line": {"width": 0.5, "color": "#fff"},
             },
             customdata=[
@@ -277,10 +285,7 @@ def comparison(metrics: pd.DataFrame, unit: str = "ns") -> go.Figure:
             y=of_run["metric"],
             x=scale * of_run["value"],
             orientation="h",
-            marker={
-                "color": _SERIES[number % len(_SERIES)],
-                "pattern": {"shape": ("", "/", "x", ".")[number % 4], "fgcolor": "#222"},
-            },
+            marker=_fill(_SERIES[number % len(_SERIES)], ("", "/", "x", ".")[number % 4]),
             customdata=_texts(of_run["value"], show),
             hovertemplate="%{y}: %{customdata}",
         )
@@ -299,6 +304,11 @@ def plain(text: object) -> str:
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
     shown = shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 1] + "…"
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _fill(colour: str, shape: str) -> dict[str, Any]:
+    """Return a colour with a pattern on it, which tells it apart where colours do not show."""
+    return {"color": colour, "pattern": {"shape": shape, "bgcolor": colour, "fgcolor": "#222", "size": 8}}
 
 
 def _percent(fraction: float) -> str:
@@ -324,17 +334,20 @@ def _finish(figure: go.Figure, x_title: str, y_title: str, *, is_list: bool = Fa
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 8, "r": 12, "t": 34, "b": 8},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "xanchor": "left"},
+        legend={
+            "traceorder": "normal",
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "xanchor": "left",
+        },
         font={"family": "system-ui, sans-serif", "size": 13},
         hoverlabel={"align": "left"},
         bargap=0.3,
     )
-    figure.update_xaxes(
-        title_text=x_title, automargin=True, gridcolor="rgba(128,128,128,0.3)", zeroline=False
-    )
-    figure.update_yaxes(
-        title_text=y_title, automargin=True, gridcolor="rgba(128,128,128,0.3)", zeroline=False
-    )
+    figure.update_xaxes(title={"text": x_title, "font": {"size": 13}}, **_AXIS)
+    figure.update_yaxes(title={"text": y_title, "font": {"size": 13}}, **_AXIS)
     if is_list:
         figure.update_yaxes(showgrid=False)
         if figure.layout.yaxis.autorange is None and figure.layout.yaxis.categoryorder is None:

@@ -120,10 +120,11 @@ def findings(report: Report) -> str:
     Args:
         report: Report to show.
     """
-    return "".join(_finding(row, report.timeline is not None) for row in by_gain(report.rows("findings")))
+    rows = by_gain(report.rows("findings"))
+    return "".join(_finding(row, report.timeline is not None, row is rows[0]) for row in rows)
 
 
-def _finding(row: Row, has_timeline: bool) -> str:
+def _finding(row: Row, has_timeline: bool, is_open: bool) -> str:
     where = [f"{key} {row[key]}" for key in ("rank", "step") if row[key] is not None]
     badges = "".join(
         f'<span class="badge">{text(part)}</span>'
@@ -134,7 +135,7 @@ def _finding(row: Row, has_timeline: bool) -> str:
     severity = "error" if row["severity"] == "error" else "warning" if row["severity"] != "info" else "info"
     return (
         f'<article class="finding {severity}"><h3>{text(finding_name(row["code"], row["form"]))}{badges}</h3>'
-        f"{summary}{gain}<p>{text(row['advice'])}</p>{_evidence(row['evidence'], has_timeline)}</article>"
+        f"{summary}{gain}<p>{text(row['advice'])}</p>{_evidence(row['evidence'], has_timeline, is_open)}</article>"
     )
 
 
@@ -142,46 +143,31 @@ def _confidence(value: Any) -> str:
     return format_fraction(value) if isinstance(value, float) else str(value)
 
 
-def _evidence(rows: Sequence[Row], has_timeline: bool) -> str:
-    if not rows:
-        return ""
-    columns = [
-        "what",
-        "operation",
-        "rank",
-        "stream",
-        "duration",
-        "from",
-        *(
-            [
-                "",
-            ]
-            if has_timeline
-            else []
-        ),
-    ]
+def _evidence(rows: Sequence[Row], has_timeline: bool, is_open: bool) -> str:
+    """Return the operations that show a finding, each with a button that shows it in the timeline."""
     lines = [
         (
+            _jump(row) if has_timeline else "",
             text(row.get("what", "")),
             name(row["name"]),
-            text(row["rank"]),
-            text(row["stream"]),
+            *(text(row.get(field, "-")) for field in ("rank", "stream")),
             format_ns(row["end_ns"] - row["start_ns"]),
             f"{row['start_ns']:,} ns",
-            *([_jump(row)] if has_timeline else []),
         )
         for row in rows
-        if row.get("start_ns") is not None and row.get("end_ns") is not None
+        if all(row.get(field) is not None for field in ("name", "start_ns", "end_ns"))
     ]
-    return f"<details open><summary>Evidence</summary>{table(columns, lines, 2)}</details>" if lines else ""
+    columns = ("timeline" if has_timeline else "", "what", "operation", "rank", "stream", "duration", "from")
+    state = " open" if is_open else ""
+    return f"<details{state}><summary>Evidence</summary>{table(columns, lines, 3)}</details>" if lines else ""
 
 
 def _jump(row: Row) -> str:
-    where = " ".join(f'data-{key}="{int(row[field])}"' for key, field in _PLACES)
-    return f'<button type="button" {where}>show in timeline</button>'
-
-
-_PLACES: Final = (("rank", "rank"), ("stream", "stream"), ("start", "start_ns"))
+    if any(row.get(field) is None for field in ("rank", "stream")):
+        return ""
+    places = (("rank", row["rank"]), ("stream", row["stream"]), ("start", row["start_ns"]))
+    where = " ".join(f'data-{key}="{int(value)}"' for key, value in places)
+    return f'<button type="button" {where} aria-label="show in timeline">show</button>'
 
 
 def ranks(report: Report) -> str:

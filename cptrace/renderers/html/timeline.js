@@ -235,7 +235,7 @@
     for (const t of ticks(view[0], view[1], room)) {
       const x = left + (t - view[0]) * scale;
       context.moveTo(x + 0.5, AXIS - 6); context.lineTo(x + 0.5, AXIS);
-      const text = duration(t).replace(/\.?0+ /, " ");
+      const text = duration(t).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
       if (x + context.measureText(text).width + 3 < width) context.fillText(text, x + 3, AXIS / 2 - 1);
     }
     context.moveTo(0, AXIS - 0.5); context.lineTo(width, AXIS - 0.5);

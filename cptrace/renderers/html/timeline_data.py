@@ -28,7 +28,7 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "extent": max(extent, 1),
         "mergedBelow": timeline.merged_below_ns,
         "roles": list(timeline.roles),
-        "names": [_printable(cut(function_name(name), _MAX_NAME)) for name in timeline.names],
+        "names": [_printable(cut(_last_part(name), _MAX_NAME)) for name in timeline.names],
         "fullNames": [_printable(cut(name, _MAX_FULL_NAME)) for name in timeline.names],
         "steps": [[s.rank, s.step, s.start_ns - origin, s.end_ns - origin] for s in timeline.steps],
         "lanes": [_lane(lane, origin) for lane in timeline.lanes],
@@ -51,6 +51,11 @@ def _lane(lane: TimelineLane, origin: int) -> dict[str, Any]:
 
 def _base64(values: np.ndarray) -> str:
     return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+def _last_part(name: str) -> str:
+    """Return a function without its namespaces: boxes are narrow."""
+    return function_name(name).rsplit("::", 1)[-1]
 
 
 def _printable(name: str) -> str:
