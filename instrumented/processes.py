@@ -70,11 +70,14 @@ class RankLink:
 
     def failure(self, error: BaseException) -> None:
         """Say in one line why the rank ends."""
-        text = str(error).strip()
-        line = text.splitlines()[0] if text else ""
-        self._connection.send(
-            ("failure", f"{type(error).__name__}: {line}" if line else type(error).__name__)
-        )
+        self._connection.send(("failure", failure_line(error)))
+
+
+def failure_line(error: BaseException) -> str:
+    """Return an error in one line."""
+    text = str(error).strip()
+    line = text.splitlines()[0] if text else ""
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def run_ranks(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -15,16 +15,21 @@ from cptrace.capture.records import ProcessRecord
 from cptrace.capture.run_spec import RunSpec
 from cptrace.faults import has_undefined_results
 from instrumented.checks import ParityRow
-from instrumented.faults import break_device, slow_down
+from instrumented.devices import MakeDevice, make_device
 from instrumented.model_checks import ModelFigures
 from instrumented.processes import RankLink
 from instrumented.runtime.api import Device
-from instrumented.runtime.clocks import TimeModel, make_clock
-from instrumented.runtime.cpu import CpuDevice
-from instrumented.runtime.gloo import barrier, broadcast_int, start_gloo, stop_gloo
-from instrumented.runtime.nvtx_emitter import make_emitter
+from instrumented.runtime.control import barrier
+from instrumented.runtime.gloo import start_gloo, stop_gloo
 from instrumented.schemes import Monitors
 from instrumented.workloads import Comparison, Workload, make_workload
+
+
+class Link(Protocol):
+    """Where a rank says what it does now."""
+
+    def progress(self, text: str) -> None:
+        """Say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class RankResult:
         record: What its device did.
         monitors: What its scheme watched.
         allocated_bytes: Bytes of all tensors that it made.
-        peak_memory_bytes: Bytes of those that lived at once.
+        peak_memory_bytes: Bytes of those that lived at once; None where ranks share a device.
         comparison: How all ranks' results compare with the reference, on rank 0; empty elsewhere.
         figures: Losses and gradient norms of a model; None without one.
     """
@@ -43,7 +48,7 @@ class RankResult:
     record: ProcessRecord
     monitors: Monitors
     allocated_bytes: int
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     comparison: Comparison
     figures: ModelFigures | None
 
@@ -68,12 +73,28 @@ def run_rank(spec: RunSpec, folder: Path, rank: int, link: RankLink) -> None:
     stop_gloo()
 
 
-def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
-    """Return what one rank has to show for a run, within a process group that exists already."""
-    device = _make_device(spec, rank)
+def execute(
+    spec: RunSpec,
+    rank: int,
+    link: Link,
+    *,
+    make: MakeDevice = make_device,
+    profiling: AbstractContextManager[object] | None = None,
+) -> RankResult:
+    """Return what one rank has to show for a run, where ranks can talk already.
+
+    Args:
+        spec: What to run.
+        rank: This rank.
+        link: Where progress goes.
+        make: Makes the rank's device.
+        profiling: Entered before the measured steps and left after them, where a profiler is to record them alone.
+    """
+    device = make(spec, rank)
     workload = make_workload(spec, device)
+    device.settle()
     barrier()  # so that no rank's first step waits for another's setup
-    _run_steps(spec, device, workload, link)
+    _run_steps(spec, device, workload, link, profiling or nullcontext())
     record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
     is_checked = spec.check and not has_undefined_results(spec.faults)
@@ -81,22 +102,19 @@ def execute(spec: RunSpec, rank: int, link: RankLink) -> RankResult:
     return RankResult(record, workload.monitors, allocated_bytes, peak_bytes, comparison, workload.figures())
 
 
-def _make_device(spec: RunSpec, rank: int) -> CpuDevice:
-    session_start_ns = broadcast_int(time.monotonic_ns())
-    model = TimeModel(spec.compute_gflops, spec.memory_gbytes_per_s, spec.link_gbps, spec.link_latency_us)
-    model, clock = slow_down(model, spec.faults, rank), make_clock(spec.clock, session_start_ns)
-    device = CpuDevice(rank, spec.n_ranks, clock, model, make_emitter())
-    return break_device(device, spec.faults, clock, model)
+def _run_steps(
+    spec: RunSpec, device: Device, workload: Workload, link: Link, profiling: AbstractContextManager[object]
+) -> None:
+    def run(name: str, n_steps: int) -> None:
+        for index in range(n_steps):
+            if device.rank == 0:
+                link.progress(f"{name} {index + 1} of {n_steps}")
+            with device.range(labels.format_label(name), payload=index, category=name):
+                _run_step(spec, device, workload)
 
-
-def _run_steps(spec: RunSpec, device: Device, workload: Workload, link: RankLink) -> None:
-    names = [(labels.WARMUP, index) for index in range(spec.warmup)]
-    names += [(labels.STEP, index) for index in range(spec.steps)]
-    for name, index in names:
-        if device.rank == 0:
-            link.progress(f"{name} {index + 1} of {spec.warmup if name == labels.WARMUP else spec.steps}")
-        with device.range(labels.format_label(name), payload=index, category=name):
-            _run_step(spec, device, workload)
+    run(labels.WARMUP, spec.warmup)
+    with profiling:
+        run(labels.STEP, spec.steps)
 
 
 def _run_step(spec: RunSpec, device: Device, workload: Workload) -> None:

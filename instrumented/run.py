@@ -14,30 +14,26 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
+from cptrace.capture.launched import find_launched
 from cptrace.capture.nsys_sqlite_writer import write_report
 from cptrace.capture.run_spec import MODEL_OPTIONS, RunSpec
 from cptrace.errors import CptraceError, UsageError
 from cptrace.faults import has_undefined_results
-from cptrace.labels import RUN_METADATA_SCHEMA
+from cptrace.labels import CUDA, RUN_METADATA_SCHEMA
 from cptrace.schemes.transformer import ATTENTION
+from instrumented.backends import EMULATED, Backend, choose_backend, describe_cuda, run_launched
 from instrumented.checks import fp8_json, running_max_json
 from instrumented.model_checks import checks_json
-from instrumented.processes import FORK, SPAWN, die_with_parent, run_ranks
-from instrumented.rank import RankResult, run_rank
-from instrumented.runtime.nvtx_emitter import has_listener
-
-DEVICE_KIND: Final = "cpu-emulated"
-TRANSPORT: Final = "gloo-loopback"
+from instrumented.processes import die_with_parent
+from instrumented.rank import RankResult
 
 
 def run(
@@ -45,8 +41,10 @@ def run(
     output: Path,
     on_progress: Callable[[str], None],
     on_started: Callable[[Sequence[int]], None] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Run all ranks, write the report and return the run's metadata.
+
+    A process that a launcher (torchrun, Slurm) started is one rank, and all but rank 0 write and return nothing.
 
     Args:
         spec: What to run.
@@ -59,20 +57,20 @@ def run(
     """
     spec.validate()
     session_start_ns = 0 if spec.clock == "virtual" else time.time_ns()
-    with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
-        results = run_ranks(
-            spec.n_ranks,
-            partial(run_rank, spec, Path(folder)),
-            on_progress,
-            start_method=SPAWN if has_listener() else FORK,
-            on_started=on_started,
-        )
-    metadata = describe(spec, results)
+    launched = find_launched(os.environ)
+    if launched is None:
+        backend = choose_backend(spec)
+        results: Sequence[RankResult] | None = backend.run(spec, on_progress, on_started)
+    else:
+        backend, results = run_launched(spec, launched, on_progress)
+    if results is None:
+        return None  # rank 0 writes for all
+    metadata = describe(spec, results, backend)
     write_report(output, [result.record for result in results], metadata, session_start_ns=session_start_ns)
     return metadata
 
 
-def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
+def describe(spec: RunSpec, results: Sequence[RankResult], backend: Backend = EMULATED) -> dict[str, Any]:
     """Return the run's metadata, schema `cptrace.run/1`."""
     options = asdict(spec)
     for name in ("check", "forward_only", *(MODEL_OPTIONS if spec.model == ATTENTION else ())):
@@ -80,9 +78,8 @@ def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
     parity = [row.to_json() for result in results for row in result.parity]
     return {
         "schema": RUN_METADATA_SCHEMA,
-        "impl": "reference",
-        "device_kind": DEVICE_KIND,
-        "transport": TRANSPORT,
+        "device_kind": backend.device_kind,
+        "transport": backend.transport,
         "layout": spec.layout,
         "torch_version": torch.__version__,
         "passes": list(spec.passes),
@@ -91,6 +88,7 @@ def describe(spec: RunSpec, results: Sequence[RankResult]) -> dict[str, Any]:
         "padding_multiple": spec.padding_multiple,
         "fits_without_padding": list(spec.fits_without_padding),
         **options,
+        **({"clock": None, **describe_cuda()} if backend.device_kind == CUDA else {}),
         "ranks": [_describe_rank(result) for result in results],
         "peak_memory_bytes": [result.peak_memory_bytes for result in results],
         "checks": {

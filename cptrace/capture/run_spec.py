@@ -9,6 +9,7 @@ from typing import Any, Final, get_type_hints
 
 from cptrace.errors import UsageError
 from cptrace.faults import UNBALANCED, check_faults
+from cptrace.impls import BUILTIN, check_impl
 from cptrace.schemes import CONTIGUOUS, ELEMENT_BYTES, HEADS, AttentionShape, find_scheme, names_with_option
 from cptrace.schemes.transformer import (
     ATTENTION,
@@ -21,6 +22,11 @@ from cptrace.schemes.transformer import (
 )
 
 CLOCKS: Final = ("paced", "real", "virtual")
+
+CPU: Final = "cpu"
+CUDA_DEVICE: Final = "cuda"
+DEVICES: Final = (CPU, CUDA_DEVICE)
+"""Devices of a run: `cpu` is the emulated one."""
 
 FP8: Final = "fp8"
 MESSAGE_DTYPES: Final = ("same", FP8)
@@ -94,6 +100,8 @@ class RunSpec:
         hidden: Elements of a token between blocks of the model.
         ffn: Columns of the model's feed-forward layer.
         tp_size: Ranks that share the weights of one part of the sequence, for the model.
+        device: What it runs on, one of `DEVICES`; the clock and the modelled speeds are the emulated one's.
+        impl: Whose code computes the scheme: the name of an entry of `cptrace.impls.IMPLS`.
     """
 
     scheme: str = "ring"
@@ -123,6 +131,8 @@ class RunSpec:
     hidden: int = 256
     ffn: int = default_ffn(256)
     tp_size: int = 1
+    device: str = CPU
+    impl: str = BUILTIN
 
     @property
     def sequence_ranks(self) -> int:
@@ -192,7 +202,9 @@ class RunSpec:
         self._validate_heads()
         self._validate_model()
         self._validate_scheme()
-        check_faults(self)
+        self._validate_device()
+        # A GPU's ops take what they take, as on the machine's own clock.
+        check_faults(replace(self, clock="real") if self.device == CUDA_DEVICE else self)
 
     def to_json(self) -> str:
         """Return the options as one JSON object."""
@@ -240,10 +252,19 @@ class RunSpec:
             "clock": CLOCKS,
             "message_dtype": MESSAGE_DTYPES,
             "model": MODELS,
+            "device": DEVICES,
         }
         for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: choose one of {', '.join(choices)}")
+
+    def _validate_device(self) -> None:
+        is_cuda = self.device == CUDA_DEVICE
+        if is_cuda and self.clock == "virtual":
+            raise UsageError(
+                "--device cuda --clock virtual: only the emulated device computes times; use --device cpu"
+            )
+        check_impl(self.impl, self.scheme, is_cuda=is_cuda, model=self.model)
 
     def _validate_heads(self) -> None:
         if self.heads % self.kv_heads:

@@ -300,6 +300,9 @@ class CpuDevice:
                 Range(label, start_ns, end_ns, self._recorder.pid, DOMAIN, category, payload)
             )
 
+    def settle(self) -> None:
+        """Return at once: setup queues nothing that is not done already."""
+
     def record(self) -> ProcessRecord:
         """Return what was recorded; the device must have been synchronised."""
         return self._recorder.record()
