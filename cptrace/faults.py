@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cptrace.errors import UsageError
 from cptrace.schemes import STRIPED, ZIGZAG, AttentionShape, find_scheme
+from cptrace.schemes.transformer import LLAMA
 
 SHARED_STREAM: Final = "shared-stream"
 HOST_SYNC: Final = "host-sync"
@@ -52,6 +53,18 @@ class RunOptions(Protocol):
     @property
     def n_ranks(self) -> int:
         """All ranks, also those that share a part of the sequence."""
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that have parts of the sequence, and the same weights."""
+
+    @property
+    def model(self) -> str:
+        """What is computed."""
+
+    @property
+    def layers(self) -> int:
+        """Layers in sequence."""
 
     @property
     def shape(self) -> AttentionShape:
@@ -130,18 +143,23 @@ def _n_ring_hops(options: RunOptions) -> int:
     return options.cp_size if scheme in (*_RINGS, "te") else 1
 
 
+def _sums_gradients(options: RunOptions) -> bool:
+    """Return whether a layer's gradients are summed over ranks beside the backward pass of the layers below."""
+    has_gradients = options.model == LLAMA and not options.forward_only
+    return has_gradients and options.layers > 1 and options.sequence_ranks > 1
+
+
 def _needs_overlap(options: RunOptions) -> str | None:
     has_slices = _scheme_in_effect(options) in ("all_gather_sliced", "ulysses_chunked")
-    if has_slices or _n_ring_hops(options) > 1:
+    if has_slices or _n_ring_hops(options) > 1 or _sums_gradients(options):
         return None
     return _needs_transfers(options) or f"{_FORCED} in scheme {options.scheme}; use {_use(*_RINGS, 'te')}"
 
 
 def _needs_ring(options: RunOptions) -> str | None:
-    """Schemes that hide transfers by slices have queued both when the host first waits."""
     if _n_ring_hops(options) > 1:
         return None
-    reason = _needs_overlap(options) or "both slices that overlap are queued before the host waits for one"
+    reason = _needs_overlap(options) or "what overlaps has been queued before the host waits for one of it"
     return reason if "use --scheme" in reason else f"{reason}; use {_use(*_RINGS, 'te')}"
 
 

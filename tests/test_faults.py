@@ -128,7 +128,10 @@ def test_a_fault_is_refused_with_a_reason_where_data_flow_makes_it_mean_nothing(
             spec_of("ulysses", "shared-stream"),
             "data flow needs every transfer where it is .*use --scheme ring",
         ),
-        (spec_of("ulysses_chunked", "host-sync"), "both slices .* are queued before .*; use --scheme ring"),
+        (
+            spec_of("ulysses_chunked", "host-sync"),
+            "what overlaps has been queued before .*; use --scheme ring",
+        ),
         (spec_of("ring", "single-buffer", cp_size=2), "a ring of 2 .*; use more ranks"),
         (spec_of("te", "single-buffer", cp_size=2, forward_only=True), "a ring of 2 .*; use more ranks"),
         (spec_of("usp", "single-buffer"), "a ring of 2 .*; use more ranks"),
@@ -139,6 +142,10 @@ def test_a_fault_is_refused_with_a_reason_where_data_flow_makes_it_mean_nothing(
         (spec_of("ring", "unbalanced"), "scheme ring is that already; use --scheme zigzag_ring"),
         (spec_of("ulysses", "unbalanced"), "does the same work on every rank anyway"),
         (spec_of("te", "unbalanced", causal=False), "use --causal"),
+        (spec_of("ulysses", "shared-stream", model="llama"), "data flow needs every transfer where it is"),
+        (spec_of("tp", "shared-stream", model="llama", layers=2), "data flow needs every transfer"),
+        (spec_of("ulysses", "host-sync", model="llama", layers=2), "what overlaps has been queued before"),
+        (spec_of("single", "straggler:2", model="llama", tp_size=2), "the ranks are 0 to 1"),
     ],
     ids=lambda value: "-".join([value.scheme, *value.faults]) if isinstance(value, RunSpec) else "",
 )
@@ -157,6 +164,8 @@ def test_a_request_that_cannot_be_meant_is_refused(spec: RunSpec, message: str) 
         spec_of("ring", "slow-link:1", "slow-link:2"),
         spec_of("ring", "shared-communicator", clock="real", link_gbps=1e9),
         spec_of("single", "late-launch", clock="real"),
+        spec_of("ulysses", "shared-stream", model="llama", layers=2),
+        spec_of("single", "no-wait", "straggler:1", model="llama", tp_size=2),
     ],
     ids=lambda spec: "-".join([spec.scheme, *spec.faults]),
 )
