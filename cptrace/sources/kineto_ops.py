@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -55,7 +56,8 @@ def make_ops(
         return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
     codes, categories = raw.coded("category")
     device = _small(raw.first_of("device", "in_device", "pid"))
-    process = _processes(raw, device, calls, main_pid)
+    said = {ordinal: pid for pid, ordinal in info.recorded_ranks}
+    process = _told_processes(device, said) if said else _processes(raw, device, calls, main_pid)
     rank, ranks = _assign_ranks(process, device, info)
     names, is_peer = _names(raw)
     columns: dict[str, Any] = {
@@ -129,6 +131,12 @@ def _bytes(raw: RawEvents) -> pd.arrays.IntegerArray:
     message = np.where(is_message, n_elements, 0) * size
     is_copied = raw.is_there("bytes") & (raw.ints("bytes") >= 0)
     return nullable(np.where(is_copied, raw.ints("bytes"), message), ~(is_copied | is_message))
+
+
+def _told_processes(device: Int64Array, owner: Mapping[int, int]) -> Int64Array:
+    """Return the process of each op as the file says it, 0 for devices that it does not name."""
+    slot, ordinals = pd.factorize(device)
+    return np.array([owner.get(ordinal, 0) for ordinal in ordinals.tolist()], np.int64)[slot]
 
 
 def _processes(raw: RawEvents, device: Int64Array, calls: RawEvents, main_pid: int) -> Int64Array:

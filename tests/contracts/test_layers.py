@@ -34,6 +34,7 @@ LAYERS = (
     ("cptrace.tidy",),
     ("cptrace.figures",),
     ("cptrace.renderers",),
+    ("cptrace.exports",),
     ("cptrace.capture",),
     ("cptrace.api",),
     ("cptrace.cli", "cptrace.__main__"),
