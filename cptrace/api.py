@@ -15,14 +15,17 @@ import pandas as pd
 from cptrace import intervals, timeline
 from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
-from cptrace.analyses.scope import Scope
+from cptrace.analyses.scope import Scope, device_work_missing
+from cptrace.analyses.start_causes import CLOCK_TOLERANCE_NS, by_cause
 from cptrace.analyses.timeline import make_timeline
 from cptrace.comparison import Comparison, compare_reports
 from cptrace.errors import SourceError, TraceError, UsageError
+from cptrace.findings import Case, diagnose, make_case
+from cptrace.findings.finding import importance
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
 from cptrace.report import SCHEMA, SECTIONS, Report, Row
-from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions, ScopeRequest
+from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions
 from cptrace.sources import Readings, read_trace
 from cptrace.timeline import Timeline
 from cptrace.trace import Trace
@@ -71,7 +74,7 @@ def analyze(
     options = options or AnalyzeOptions()
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     with Readings([Path(path) for path in files], options.read) as readings:
-        return analyze_readings(readings, options.scope, has_timeline=options.has_timeline)
+        return analyze_readings(readings, options)
 
 
 def compare(
@@ -111,20 +114,18 @@ def _open_report(path: Path, options: AnalyzeOptions) -> Report:
     return analyze(path, options) if text is None else Report.from_json(text)
 
 
-def analyze_readings(
-    readings: Readings, request: ScopeRequest | None = None, *, has_timeline: bool = False
-) -> Report:
+def analyze_readings(readings: Readings, options: AnalyzeOptions | None = None) -> Report:
     """Return the report of traces that are being read.
 
     Args:
         readings: Files being read, in order.
-        request: Which part of the traces to look at.
-        has_timeline: Whether the report gets a timeline to draw.
+        options: How to analyse; the files are being read already.
 
     Raises:
         CptraceError: As `analyze`.
     """
-    request = request or ScopeRequest()
+    options = options or AnalyzeOptions()
+    request = options.scope
     parts: list[_Part] = []
     paths: dict[int, str] = {}
     for trace in readings:
@@ -133,7 +134,7 @@ def analyze_readings(
         wanted = tuple(rank for rank in request.ranks if rank in here)
         is_asked_for = not request.ranks or bool(wanted)
         if is_asked_for:
-            parts.append(_analyze_one(trace, replace(request, ranks=wanted), has_timeline))
+            parts.append(_analyze_one(trace, replace(options, scope=replace(request, ranks=wanted))))
         else:
             parts.append(_Part(_input(trace)))
     unknown = sorted(set(request.ranks) - paths.keys())
@@ -181,8 +182,8 @@ def _paths(parts: Iterable[_Part]) -> list[str]:
     return [part.input["path"] for part in parts]
 
 
-def _analyze_one(trace: Trace, request: ScopeRequest, has_timeline: bool) -> _Part:
-    scope = make_scope(trace, request)
+def _analyze_one(trace: Trace, options: AnalyzeOptions) -> _Part:
+    scope = make_scope(trace, options.scope)
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
     if isinstance(scope.arrivals, NotApplicable):
@@ -195,8 +196,40 @@ def _analyze_one(trace: Trace, request: ScopeRequest, has_timeline: bool) -> _Pa
             not_applicable.append(outcome)
         else:
             sections[analysis.section] = _to_rows(outcome)
-    drawn = make_timeline(scope) if has_timeline else None
-    return _Part(_input(trace), sections, tuple(not_applicable), _coverage(scope), drawn)
+    coverage = _coverage(scope)
+    if options.has_findings:
+        not_applicable += _add_diagnosis(scope, sections, coverage)
+    drawn = make_timeline(scope) if options.has_timeline else None
+    return _Part(_input(trace), sections, tuple(not_applicable), coverage, drawn)
+
+
+def _add_diagnosis(
+    scope: Scope, sections: dict[str, tuple[Row, ...]], coverage: dict[str, Any]
+) -> Sequence[NotApplicable]:
+    """Add scheme, start causes and findings to a report's parts, and return what could not be told."""
+    if (missing := device_work_missing(scope.trace, "findings")) is not None:
+        return (missing,)
+    case = make_case(scope)
+    found = diagnose(case)
+    sections["schemes"] = ({"path": scope.trace.meta.path, **case.recognition.to_row()},)
+    sections["start_causes"] = _to_rows(by_cause(scope, case.causes))
+    sections["findings"] = tuple(finding.to_row() for finding in found.findings)
+    coverage["dependencies"] = [{"path": scope.trace.meta.path, **_graph(case)}]
+    return found.not_applicable
+
+
+def _graph(case: Case) -> dict[str, Any]:
+    """Return how much of the order of ops is known, and how far the times agree with it."""
+    dependencies = case.dependencies
+    return {
+        "n_waits": dependencies.n_waits,
+        "n_waits_paired": dependencies.n_waits_paired,
+        "n_event_edges": len(dependencies.events.producer),
+        "n_blocking_calls": len(dependencies.blocking.thread),
+        "n_violations": case.causes.n_violations,
+        "clock_tolerance_ns": CLOCK_TOLERANCE_NS,
+        "large_residual_ns": case.causes.large_residual_ns,
+    }
 
 
 def _input(trace: Trace) -> Row:
@@ -270,6 +303,7 @@ def _combine(parts: Sequence[_Part]) -> Report:
     for part in parts:
         for section, rows in part.sections.items():
             sections[section] += rows
+    sections["findings"].sort(key=importance)
     return Report(
         inputs=tuple(part.input for part in parts),
         sections={section: tuple(rows) for section, rows in sections.items()},
@@ -293,6 +327,7 @@ def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "peers": [entry for part in parts for entry in part["peers"]],
         "missing_tables": missing,
         "notes": lists["notes"],
+        "dependencies": [entry for part in parts for entry in part.get("dependencies", ())],
     }
 
 

@@ -26,6 +26,7 @@ SECTIONS: Final = (
     "traffic",
     "messages",
     "peer_waits",
+    "schemes",
     "start_causes",
     "findings",
 )

@@ -61,11 +61,13 @@ class AnalyzeOptions:
         scope: Which part of the traces to look at.
         read: How to read the files.
         has_timeline: Whether the report gets a timeline to draw, beside what its JSON has.
+        has_findings: Whether to look for the causes of start times and for findings.
     """
 
     scope: ScopeRequest = field(default_factory=ScopeRequest)
     read: ReadOptions = field(default_factory=ReadOptions)
     has_timeline: bool = False
+    has_findings: bool = True
 
 
 @dataclass(frozen=True, slots=True)

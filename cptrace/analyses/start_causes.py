@@ -21,11 +21,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.analyses.scope import Scope, device_work_missing, number_groups
+from cptrace.analyses.scope import Scope, number_groups
 from cptrace.classify import ATTENTION_RULES, COMM, ROLES, RULE_NAMES
-from cptrace.dependencies import Dependencies, find_dependencies
+from cptrace.dependencies import Dependencies
 from cptrace.intervals import BoolArray, Int64Array, Intervals
-from cptrace.outcome import NotApplicable
 
 STREAM_ORDER: Final = "stream-order"
 EVENT_WAIT: Final = "event-wait"
@@ -49,6 +48,8 @@ class StartCauses:
     Attributes:
         cause: Code into `CAUSES`, of shape (N,).
         ready_ns: When what it waited for was done, int64 of shape (N,); meaningless where unknown.
+        device_ready_ns: When all device work that it waited for was done, int64 of shape (N,); far in the past where
+            there was none.
         residual_ns: Actual start minus ready, int64 of shape (N,); negative within the clocks' tolerance.
         culprit: Row of the op that it waited for: the one before it in its stream, the event's producer, or the op that
             the host was blocked on, int64 of shape (N,); meaningless without one.
@@ -59,6 +60,7 @@ class StartCauses:
 
     cause: npt.NDArray[np.int8]
     ready_ns: Int64Array
+    device_ready_ns: Int64Array
     residual_ns: Int64Array
     culprit: Int64Array
     has_culprit: BoolArray
@@ -84,7 +86,8 @@ def find_start_causes(ops: pd.DataFrame, dependencies: Dependencies) -> StartCau
     )
     cause = np.argmax(done, axis=0).astype(np.int8)
     ready = done.max(axis=0, initial=_NEVER)
-    is_blocked, blocker = _blocked(dependencies, np.maximum(done[0], done[1]))
+    device_ready = np.maximum(done[0], done[1])
+    is_blocked, blocker = _blocked(dependencies, device_ready)
     cause[(cause == CAUSES.index(LAUNCH)) & is_blocked] = CAUSES.index(HOST_SYNC)
     is_known = ready > _NEVER
     residual = np.where(is_known, start - np.where(is_known, ready, 0), 0)
@@ -97,19 +100,18 @@ def find_start_causes(ops: pd.DataFrame, dependencies: Dependencies) -> StartCau
     columns = np.arange(len(ops))
     has_culprit = has[chosen, columns] & (cause < len(rows))
     n_violations = int(np.count_nonzero(residual < -CLOCK_TOLERANCE_NS))
-    return StartCauses(cause, ready, residual, rows[chosen, columns], has_culprit, large, n_violations)
+    culprit = rows[chosen, columns]
+    return StartCauses(cause, ready, device_ready, residual, culprit, has_culprit, large, n_violations)
 
 
-def by_cause(scope: Scope) -> pd.DataFrame | NotApplicable:
+def by_cause(scope: Scope, causes: StartCauses) -> pd.DataFrame:
     """Return one row per rank, role and cause: how many communication and attention ops, and their exposed time.
 
     Args:
         scope: What to look at.
+        causes: The start cause of each op.
     """
-    if (missing := device_work_missing(scope.trace, "start_causes")) is not None:
-        return missing
     ops = scope.trace.ops
-    causes = find_start_causes(ops, find_dependencies(scope.trace, scope.launches))
     role = ops["role"].cat.codes.to_numpy()
     is_attention = np.isin(
         ops["rule"].cat.codes.to_numpy(), [RULE_NAMES.index(name) for name in ATTENTION_RULES]

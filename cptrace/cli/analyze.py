@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
+from cptrace.cli.pages import PLOTLYJS, check_page, finish_page
 from cptrace.cli.progress import loading
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import GateError, UsageError
 from cptrace.gates import CODES, found, parse_codes
 from cptrace.renderers import RENDERERS, RenderOptions, find_renderer
-from cptrace.requests import ReadOptions, ScopeRequest, parse_window
+from cptrace.requests import AnalyzeOptions, ReadOptions, ScopeRequest, parse_window
 from cptrace.sources import SOURCES, Readings
 
 _FORMATS = [renderer.name for renderer in RENDERERS]
@@ -57,6 +58,20 @@ first to the last operation on each device.""",
     "--drop-invalid", is_flag=True, help="Leave out device work with impossible times, and count it."
 )
 @click.option(
+    "--findings/--no-findings",
+    default=True,
+    show_default=True,
+    help="Look for causes too, or give the figures alone (in about half the time).",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser (--format html with -o).")
+@click.option(
+    "--plotlyjs",
+    type=click.Choice(PLOTLYJS),
+    default="inline",
+    show_default=True,
+    help="Where a page has plotly.js from: within itself, a file beside it, or the network.",
+)
+@click.option(
     "--fail-on",
     metavar="CODE[,CODE...]",
     help=f"Exit with code 10 if the report has such a finding: {', '.join(CODES)}.",
@@ -70,6 +85,9 @@ def analyze(
     window: str | None,
     ranks: tuple[int, ...],
     drop_invalid: bool,
+    findings: bool,
+    is_opened: bool,
+    plotlyjs: str,
     fail_on: str | None,
 ) -> None:
     codes = () if fail_on is None else parse_codes(fail_on)
@@ -78,15 +96,24 @@ def analyze(
         window=None if window is None else parse_window(window),
         ranks=ranks,
     )
+    renderer = find_renderer(format_name)
+    check_page(format_name, output, plotlyjs, is_opened=is_opened)
     check_output(output, force=force, inputs=paths)
     with loading() as progress, Readings(paths, ReadOptions(drop_invalid, progress)) as readings:
         from cptrace.api import (
             analyze_readings,
         )  # here: pandas takes its time to import, and the files are being read
 
-        report = analyze_readings(readings, request)
-    options = RenderOptions(width=terminal_width(), has_color=output is None and has_color())
-    write_output(find_renderer(format_name).render(report, options), output)
+        report = analyze_readings(
+            readings,
+            AnalyzeOptions(request, has_findings=findings, has_timeline=renderer.needs_timeline),
+        )
+    options = RenderOptions(
+        width=terminal_width(), has_color=output is None and has_color(), plotlyjs=plotlyjs
+    )
+    write_output(renderer.render(report, options), output)
+    if format_name == "html":
+        finish_page(output, plotlyjs, is_opened=is_opened)
     if held := found(report, codes):
         raise GateError(f"found {', '.join(held)} in {', '.join(map(str, paths))}, which --fail-on stops at")
 

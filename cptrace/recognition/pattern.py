@@ -87,7 +87,7 @@ def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: B
     """Return the places of rows in blocks: hops by order, and what travels by its side of the attention."""
     is_attention = attention[rows]
     order = pd.DataFrame({"block": block, "is_attention": is_attention})
-    hop = order.groupby(["block", "is_attention"]).cumcount().to_numpy(dtype=np.int64)
+    number = order.groupby(["block", "is_attention"]).cumcount().to_numpy()
     n_attention = order.groupby("block")["is_attention"].transform("sum").to_numpy()
     n_attention_before = order.groupby("block")["is_attention"].cumsum().to_numpy() - is_attention
     collective = ops["collective"].astype(object).to_numpy()[rows]
@@ -96,7 +96,7 @@ def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: B
     what[is_exchange] = labels.ALL_TO_ALL
     side = np.where(n_attention_before == 0, BEFORE, AFTER)
     tensor = np.where(is_attention, "", np.where(is_exchange, side, HOP))
-    hop = np.asarray(np.where(is_exchange, 0, hop), np.int64)
+    hop: Int64Array = np.where(is_exchange, 0, number).astype(np.int64)
     texts = pd.Series(what.astype(str)) + " " + pd.Series(tensor.astype(str))
     kind, names = pd.factorize(texts)
     pairs = [str(name).partition(" ") for name in names]

@@ -110,7 +110,8 @@ def test_in_the_virtual_clock_every_start_is_explained_to_the_nanosecond(path: P
 
 def test_ulysses_on_two_gpus_waits_for_its_own_stream() -> None:
     scope = make_scope(open_trace(require_trace("nsys/nsys-2026.2-ulysses-2gpu.sqlite")), ScopeRequest())
-    table = by_cause(scope)
+    causes = find_start_causes(scope.trace.ops, find_dependencies(scope.trace, scope.launches))
+    table = by_cause(scope, causes)
     comm = table[table["role"] == "comm"]
     assert comm["cause"].tolist() == ["stream-order", "stream-order"]
     assert comm["count"].tolist() == [33, 33]

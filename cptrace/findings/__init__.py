@@ -1,0 +1,103 @@
+"""Findings: what is wrong in a trace, one diagnosis per file.
+
+`FINDINGS` is the list that reports, `cptrace explain`, help and tests go by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from cptrace.errors import UsageError
+from cptrace.findings import (
+    cp_off,
+    graph_hidden,
+    imbalance,
+    late_launch,
+    low_coverage,
+    missing_event,
+    padding,
+    peer_wait,
+    queue_order,
+    required_order,
+    shared_communicator,
+    shared_stream,
+    single_buffer,
+)
+from cptrace.findings.case import Case, make_case
+from cptrace.findings.finding import Diagnosis, Finding, importance
+from cptrace.outcome import NotApplicable
+
+__all__ = ["FINDINGS", "Case", "Diagnosis", "Finding", "Found", "diagnose", "find_diagnosis", "make_case"]
+
+FINDINGS: Final[tuple[Diagnosis, ...]] = (
+    missing_event.DIAGNOSIS,
+    shared_stream.DIAGNOSIS,
+    single_buffer.DIAGNOSIS,
+    shared_communicator.DIAGNOSIS,
+    late_launch.DIAGNOSIS,
+    queue_order.DIAGNOSIS,
+    peer_wait.DIAGNOSIS,
+    imbalance.DIAGNOSIS,
+    required_order.DIAGNOSIS,
+    cp_off.DIAGNOSIS,
+    padding.DIAGNOSIS,
+    graph_hidden.DIAGNOSIS,
+    low_coverage.DIAGNOSIS,
+)
+
+
+class Found(NamedTuple):
+    """What a diagnosis gives.
+
+    Attributes:
+        findings: Findings, the most important first.
+        not_applicable: What could not be looked for, and why.
+    """
+
+    findings: tuple[Finding, ...]
+    not_applicable: tuple[NotApplicable, ...]
+
+
+def diagnose(case: Case) -> Found:
+    """Return what is wrong in a trace.
+
+    Args:
+        case: Case.
+    """
+    findings: list[Finding] = []
+    not_applicable: list[NotApplicable] = []
+    for diagnosis in FINDINGS:
+        outcome = diagnosis.find(case)
+        if isinstance(outcome, NotApplicable):
+            not_applicable.append(outcome)
+        else:
+            findings += outcome
+    return Found(
+        tuple(sorted(findings, key=lambda finding: importance(finding.to_row()))), _joined(not_applicable)
+    )
+
+
+def find_diagnosis(code: str) -> Diagnosis:
+    """Return the diagnosis with a code.
+
+    Raises:
+        UsageError: There is no such code; the message lists them.
+    """
+    for diagnosis in FINDINGS:
+        if diagnosis.code == code:
+            return diagnosis
+    codes = ", ".join(diagnosis.code for diagnosis in FINDINGS)
+    raise UsageError(f"there is no finding {code!r}; the codes are {codes}")
+
+
+def _joined(entries: list[NotApplicable]) -> tuple[NotApplicable, ...]:
+    """Return entries with the same reason as one that names all that it stands for."""
+    by_reason: dict[str, list[str]] = {}
+    for entry in entries:
+        by_reason.setdefault(entry.reason, []).append(entry.analysis)
+    first = {entry.reason: entry for entry in reversed(entries)}
+    return tuple(
+        replace(first[reason], analysis=", ".join(dict.fromkeys(names)))
+        for reason, names in by_reason.items()
+    )

@@ -1,0 +1,137 @@
+"""Ranks that have more attention to compute than others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cptrace.classify import ATTENTION_RULES, RULE_NAMES
+from cptrace.findings.advice import run_number
+from cptrace.findings.case import Case
+from cptrace.findings.finding import (
+    HIGH,
+    MAX_EVIDENCE,
+    MEDIUM,
+    WARNING,
+    Diagnosis,
+    Explanation,
+    Finding,
+    op_evidence,
+)
+from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
+from cptrace.findings.verdict import is_worth
+from cptrace.intervals import BoolArray
+from cptrace.replay import Changes
+
+CODE: Final = "imbalance"
+SCHEDULE: Final = "schedule"
+WORK: Final = "work"
+
+_CONTIGUOUS: Final = "contiguous"
+
+
+def find(case: Case) -> Sequence[Finding]:
+    """Return the finding that some ranks have more attention to compute than others.
+
+    Args:
+        case: Case.
+    """
+    speeds = find_speeds(case)
+    if not is_unbalanced(case, speeds):
+        return ()
+    attention = _attention(case)
+    duration = case.recording.duration_ns.copy()
+    totals = {rank: int(duration[attention & (case.rank == rank)].sum()) for rank in speeds.ranks}
+    mean = sum(totals.values()) / len(totals)
+    for rank, total in totals.items():
+        mine = attention & (case.rank == rank)
+        duration[mine] = np.rint(duration[mine] * (mean / max(total, 1))).astype(np.int64)
+    prediction = case.predict(Changes(duration_ns=duration))
+    if not is_worth(case, prediction):
+        return ()
+    most = max(totals, key=lambda rank: totals[rank])
+    least = min(totals, key=lambda rank: totals[rank])
+    is_schedule = _is_contiguous_causal(case)
+    return [
+        Finding(
+            code=CODE,
+            form=SCHEDULE if is_schedule else WORK,
+            severity=WARNING,
+            summary=(
+                f"rank {most} computes {totals[most] / max(mean, 1):.2f} times the mean attention time of all ranks,"
+                f" rank {least} {totals[least] / max(mean, 1):.2f} times"
+                + (
+                    ": contiguous chunks under a causal mask give late ranks more keys to look at"
+                    if is_schedule
+                    else ""
+                )
+            ),
+            rank=most,
+            value=totals[most] / max(mean, 1) - 1,
+            unit="fraction",
+            confidence=HIGH if is_schedule or len(set(speeds.n_attention.tolist())) > 1 else MEDIUM,
+            advice=(
+                "Use a layout that gives every rank as much work: zigzag (rank r holds chunks r and 2P-1-r) or striped"
+                " (token-cyclic). Positions and masks must follow the layout."
+            ),
+            recoverable_ns=prediction.recoverable_ns,
+            predicted_step_ns=prediction.step_ns,
+            evidence=_evidence(case, attention, (most, least)),
+        )
+    ]
+
+
+def is_unbalanced(case: Case, speeds: RankSpeeds) -> bool:
+    """Return whether ranks differ in how much attention they have, and not in how fast they are.
+
+    Different numbers of attention ops, a schedule that is known to be unbalanced, or times that are graded over the
+    ranks say so; one rank alone that is slower at everything is a straggler.
+
+    Args:
+        case: Case.
+        speeds: How the ranks compare.
+    """
+    if len(speeds.ranks) < 2 or speeds.attention.max() < SLOWER * speeds.attention.min():
+        return False
+    if len(set(speeds.n_attention.tolist())) > 1 or _is_contiguous_causal(case):
+        return True
+    return speeds.outlier(speeds.compute, SLOWER) is None
+
+
+def _is_contiguous_causal(case: Case) -> bool:
+    run = case.scope.trace.meta.run
+    return bool(run.get("causal")) and run.get("layout") == _CONTIGUOUS and run_number(case, "cp_size") > 1
+
+
+def _attention(case: Case) -> BoolArray:
+    rule = case.ops["rule"].cat.codes.to_numpy()
+    return np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES]) & case.scope.is_inside
+
+
+def _evidence(case: Case, attention: BoolArray, ranks: Sequence[int]) -> list[dict[str, object]]:
+    """Return the longest attention ops of the rank with most and the rank with least work."""
+    found = []
+    for rank, what in zip(ranks, ("most attention work", "least attention work"), strict=True):
+        rows = np.flatnonzero(attention & (case.rank == rank))
+        longest = rows[np.argsort(-(case.end_ns - case.start_ns)[rows], kind="stable")[: MAX_EVIDENCE // 2]]
+        found += [op_evidence(case, int(row), what) for row in longest.tolist()]
+    return found
+
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "some ranks have more work",
+    Explanation(
+        what="All ranks of a step end when the one with most work does. Form schedule: the scheme itself gives ranks"
+        " unequal work (a causal mask over contiguous chunks: rank r works on r + 1 of P). Form work: the ranks differ"
+        " beyond that.",
+        detected="The time of all attention per rank differs by more than a tenth, and it is not that one rank is"
+        " slower at the same ops. The cost is a replay in which every rank has the mean attention time.",
+        looks="Attention kernels fill one rank's row and leave gaps in another's, where a nccl kernel waits.",
+        fix="zigzag or striped layout; for sequences of unequal length, assign tokens by work and not by count.",
+    ),
+    find,
+    forms=(SCHEDULE, WORK),
+)

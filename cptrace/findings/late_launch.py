@@ -1,0 +1,100 @@
+"""Device work that waits for the host to launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cptrace.analyses.start_causes import LAUNCH
+from cptrace.findings.case import Case
+from cptrace.findings.finding import (
+    HIGH,
+    MAX_EVIDENCE,
+    WARNING,
+    Diagnosis,
+    Explanation,
+    Finding,
+    op_evidence,
+    ranks_text,
+)
+from cptrace.findings.verdict import is_worth
+from cptrace.intervals import Int64Array
+from cptrace.replay import Changes
+from cptrace.units import format_ns
+
+CODE: Final = "late-launch"
+
+# What a host that keeps up needs from one launch to the next: PyTorch's eager mode takes 5 to 20 us.
+KEEPS_UP_NS: Final = 20_000
+
+
+def find(case: Case) -> Sequence[Finding]:
+    """Return the finding that the device runs empty because the host launches too slowly.
+
+    Args:
+        case: Case.
+    """
+    rows = late_ops(case)
+    if not len(rows):
+        return ()
+    prediction = case.predict(Changes(host_gap_ns=KEEPS_UP_NS))
+    if not is_worth(case, prediction):
+        return ()
+    late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
+    ranks = np.unique(case.rank[rows]).tolist()
+    worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
+    return [
+        Finding(
+            code=CODE,
+            form=None,
+            severity=WARNING,
+            summary=(
+                f"{len(rows)} of {len(case.steps.op)} ops in steps on {ranks_text(ranks)} could have started before"
+                f" they were launched, by {format_ns(int(np.median(late_ns)))} in the median: the host is slower"
+                " than the device"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=int(late_ns.sum()),
+            unit="ns",
+            confidence=HIGH,
+            advice=(
+                "Make the host faster or give it less to do per step: capture the step in a CUDA graph or use"
+                " torch.compile(mode='reduce-overhead'), fuse small ops, move Python work (data loading, logging,"
+                " allocation) out of the launching thread, and pin the process to cores near its GPU."
+            ),
+            recoverable_ns=prediction.recoverable_ns,
+            predicted_step_ns=prediction.step_ns,
+            evidence=[op_evidence(case, row, "started right after its launch") for row in worst],
+        )
+    ]
+
+
+def late_ops(case: Case) -> Int64Array:
+    """Return the ops in steps that waited for nothing but their launch, but for the first of each step and rank.
+
+    Args:
+        case: Case.
+    """
+    is_late = case.has_cause(LAUNCH)[case.steps.op]
+    key = case.rank[case.steps.op] * (int(case.steps.step.max(initial=0)) + 1) + case.steps.step
+    is_late[np.unique(key, return_index=True)[1]] = False  # rows are ordered by start
+    return case.steps.op[is_late]
+
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "the host launches too late",
+    Explanation(
+        what="An op cannot start before the host has launched it. When launches take longer than the work they start,"
+        " the device is empty between ops, and no stream or buffer helps.",
+        detected="The end of the launching call is the last thing that an op waited for, later than all device work"
+        " before it, and the host was not blocked meanwhile. The cost is a replay in which no two launches of a thread"
+        f" are more than {KEEPS_UP_NS // 1000} us apart.",
+        looks="Each kernel begins right at the end of its launch call; gaps in all rows of the device; the CUDA API row"
+        " has no long synchronize call.",
+        fix="CUDA graphs, torch.compile, fewer and larger ops, a quieter launching thread.",
+    ),
+    find,
+)

@@ -1,0 +1,250 @@
+"""Order made in the wrong way: by blocking the host where an event would do, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from cptrace import labels
+from cptrace.classify import COMPUTE, ROLES
+from cptrace.dependencies.reach import is_ordered
+from cptrace.findings.case import Case
+from cptrace.findings.finding import (
+    ERROR,
+    HIGH,
+    MEDIUM,
+    WARNING,
+    Diagnosis,
+    Explanation,
+    Finding,
+    pair_evidence,
+    ranks_text,
+)
+from cptrace.findings.rewire import Edges, buffer_edges, join, needed_edges
+from cptrace.findings.verdict import confidence_of, has_unknown_waits, is_worth
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes
+
+CODE: Final = "missing-event"
+HOST_SYNC: Final = "host-sync"
+RACE: Final = "race"
+
+
+def find(case: Case) -> Sequence[Finding] | NotApplicable:
+    """Return the findings that the host waits inside a step, and that data is read without waiting for it.
+
+    Args:
+        case: Case.
+    """
+    found = [*_find_host_sync(case)]
+    if case.flow is None:
+        return found
+    races = _find_race(case)
+    if isinstance(races, NotApplicable):
+        return found or races
+    return [*races, *found]
+
+
+class _Inline(NamedTuple):
+    """Calls that block between launches of one step: their numbers, the op each waited for, the op launched next."""
+
+    call: Int64Array
+    producer: Int64Array
+    following: Int64Array
+
+
+def _find_host_sync(case: Case) -> Sequence[Finding]:
+    inline = inline_syncs(case)
+    if not len(inline.call):
+        return ()
+    dropped = np.zeros(len(case.dependencies.blocking.thread), bool)
+    dropped[inline.call] = True
+    waits = Edges(inline.producer, inline.following)
+    edges = waits if case.flow is None else join(waits, needed_edges(case), buffer_edges(case))
+    prediction = case.predict(
+        Changes(drop_blocking=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
+    )
+    if not is_worth(case, prediction):
+        return ()
+    blocking = case.dependencies.blocking
+    blocked_ns = (blocking.end_ns - blocking.start_ns)[inline.call]
+    ranks = np.unique(case.rank[inline.following]).tolist()
+    names = _call_names(case, inline.call)
+    return [
+        Finding(
+            code=CODE,
+            form=HOST_SYNC,
+            severity=WARNING,
+            summary=(
+                f"the host of {ranks_text(ranks)} blocks {len(inline.call)} times inside steps ({names}) before it"
+                " launches the next op: what comes after is queued only when the device has caught up"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=int(blocked_ns.sum()),
+            unit="ns",
+            confidence=confidence_of(case) if case.flow is not None else MEDIUM,
+            advice=_HOST_SYNC_ADVICE,
+            recoverable_ns=prediction.recoverable_ns,
+            predicted_step_ns=prediction.step_ns,
+            evidence=pair_evidence(
+                case,
+                inline.following,
+                inline.producer,
+                blocked_ns,
+                ("launched after the host had waited", "what the host waited for"),
+            ),
+        )
+    ]
+
+
+def inline_syncs(case: Case) -> _Inline:
+    """Return the blocking calls between whose neighbouring launches on the thread no step ends.
+
+    What a step ends with, one synchronisation behind all its launches, serialises nothing within it.
+    """
+    blocking, launched = case.dependencies.blocking, case.dependencies.launch_start_ns
+    step = np.full(len(case.ops), -1, np.int64)
+    step[case.steps.op] = case.steps.step
+    parts = []
+    candidates = np.flatnonzero(case.dependencies.is_launch_known)
+    for thread in pd.unique(blocking.thread).tolist():
+        ops = candidates[case.dependencies.launch_thread[candidates] == thread]
+        ops = ops[np.argsort(launched[ops], kind="stable")]
+        calls = np.flatnonzero((blocking.thread == thread) & blocking.has_producer)
+        after = np.searchsorted(launched[ops], blocking.end_ns[calls], side="left")
+        is_between = (after > 0) & (after < len(ops))
+        calls, after = calls[is_between], after[is_between]
+        same_step = (step[ops[after]] == step[ops[after - 1]]) & (step[ops[after]] >= 0)
+        following = _next_compute(case, ops)[after]
+        is_inline = same_step & (following >= 0)
+        chosen = calls[is_inline]
+        parts.append((chosen, blocking.producer[chosen], following[is_inline]))
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return _Inline(none, none, none)
+    return _Inline(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _next_compute(case: Case, ops: Int64Array) -> Int64Array:
+    """Return for each place in launch order the first compute op from there on, -1 where none follows."""
+    is_compute = case.ops["role"].cat.codes.to_numpy()[ops] == ROLES.index(COMPUTE)
+    place = np.where(is_compute, np.arange(len(ops)), len(ops))
+    following = np.minimum.accumulate(place[::-1])[::-1]
+    return np.where(following < len(ops), ops[np.minimum(following, len(ops) - 1)], -1)
+
+
+def _call_names(case: Case, call: Int64Array) -> str:
+    """Return the kinds of blocking calls, the most frequent first."""
+    kinds = case.scope.trace.syncs["kind"].astype(str).to_numpy()[case.dependencies.blocking.sync[call]]
+    return ", ".join(f"{kind} synchronize" for kind in pd.Series(kinds).value_counts().index)
+
+
+def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
+    assert case.flow is not None
+    consumer, producer = case.flow.edges()
+    is_comm = case.places.is_what(*labels.COMMUNICATION)
+    crossing = is_comm[consumer] != is_comm[producer]
+    after, before = case.places.rows[consumer[crossing]], case.places.rows[producer[crossing]]
+    # A copy beside a transfer moves what is sent on; only where attention runs does it read what has come home.
+    crossing = ~case.is_what(labels.COPY)[after] | _runs_attention(case)[after]
+    after, before = after[crossing], before[crossing]
+    inside = case.scope.is_inside[after] & case.scope.is_inside[before]
+    after, before = after[inside], before[inside]
+    is_safe = is_ordered(case.dependencies, case.start_ns, case.end_ns, before, after)
+    after, before = after[~is_safe], before[~is_safe]
+    if not len(after):
+        return ()
+    if (missing := _order_unknown(case)) is not None:
+        return missing
+    n_early = int(np.count_nonzero(case.start_ns[after] < case.end_ns[before]))
+    ranks = np.unique(case.rank[after]).tolist()
+    return [
+        Finding(
+            code=CODE,
+            form=RACE,
+            severity=ERROR,
+            summary=(
+                f"{len(after)} ops on {ranks_text(ranks)} use data without waiting for the op that writes it; {n_early}"
+                " of them started before it was complete. Results may be wrong, however good the overlap looks"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=len(after),
+            unit="count",
+            confidence=HIGH if confidence_of(case) == HIGH else MEDIUM,
+            advice=_RACE_ADVICE,
+            evidence=pair_evidence(
+                case,
+                after,
+                before,
+                case.end_ns[before] - case.start_ns[after],
+                (
+                    "uses the data",
+                    "writes the data; no event, stream or host order leads from it to the other",
+                ),
+            ),
+        )
+    ]
+
+
+def _runs_attention(case: Case) -> BoolArray:
+    """Return which ops are in a stream that runs attention, bool of shape (N,)."""
+    queue = case.dependencies.queue
+    return np.isin(queue, np.unique(queue[case.is_what(labels.ATTENTION)]))
+
+
+def _order_unknown(case: Case) -> NotApplicable | None:
+    """Return why missing order cannot be told from order that was not recorded; None where it can."""
+    dependencies = case.dependencies
+    if has_unknown_waits(case):
+        reason = (
+            f"{dependencies.n_waits - dependencies.n_waits_paired} of {dependencies.n_waits} waits for events have no"
+            " record in the trace, so what they order is not known"
+        )
+    elif not dependencies.is_launch_known.all():
+        reason = "some launches were not recorded, so the order of waits and launches is not known"
+    elif case.scope.trace.syncs.empty and case.scope.trace.event_records.empty:
+        reason = "the trace has neither event records nor waits: perhaps there were none, perhaps they were not traced"
+    else:
+        return None
+    return NotApplicable(
+        f"{CODE} (race)", f"{reason}; record again with: {case.scope.trace.meta.record_again}"
+    )
+
+
+_HOST_SYNC_ADVICE: Final = (
+    "Replace the host's wait by an event wait on the stream that needs the data: event.record(comm_stream);"
+    " torch.cuda.current_stream().wait_event(event). work.wait() of torch.distributed already does that. Look for"
+    " torch.cuda.synchronize(), event.synchronize(), .item(), .cpu() and prints of tensors between the launches, and"
+    " for TORCH_NCCL_BLOCKING_WAIT=1 or CUDA_LAUNCH_BLOCKING=1 in the environment."
+)
+_RACE_ADVICE: Final = (
+    "Record an event on the stream that writes, right behind the op that writes, and make the stream that reads wait"
+    " for it before the op that reads: work.wait() for torch.distributed, or wait_event(event). Check results with the"
+    " wait in place before you trust any timing of this run."
+)
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "order by a blocked host, or no order",
+    Explanation(
+        what="Form host-sync: the host blocks until a transfer is done and only then launches what uses its data. The"
+        " device runs empty meanwhile, and nothing can be queued ahead. Form race: an op uses data of another stream"
+        " and nothing makes it wait for that. It may read what is not there yet, and the overlap looks perfect because"
+        " nobody waits.",
+        detected="Host-sync: a blocking call (not a poll such as cudaEventQuery) lies between two launches of one step."
+        " The cost is a replay in which the host does not block and the next compute op waits on the device instead."
+        " Race: for each pair of ops of which the scheme's data flow says that one needs the other, a path of recorded"
+        " edges is looked for (stream order, event record and wait, blocked host). A pair without one is a race,"
+        " whether or not it went wrong this time.",
+        looks="Host-sync: a long green synchronize call in the CUDA API row, gaps in all device rows that end when it"
+        " returns. Race: nothing to see in the timeline, save for attention that starts while the transfer it reads"
+        " still runs.",
+        fix="Use events: record behind the producer, wait_event on the consumer's stream.",
+    ),
+    find,
+    forms=(HOST_SYNC, RACE),
+)

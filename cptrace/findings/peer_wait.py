@@ -1,0 +1,182 @@
+"""Ranks that wait for another rank: which one, and why it is late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cptrace.classify import COMPUTE, ROLES
+from cptrace.findings.case import MIN_SHARE, Case, Prediction
+from cptrace.findings.finding import (
+    HIGH,
+    INFO,
+    MEDIUM,
+    WARNING,
+    Diagnosis,
+    Explanation,
+    Finding,
+    pair_evidence,
+    ranks_text,
+)
+from cptrace.findings.imbalance import is_unbalanced
+from cptrace.findings.ranks import (
+    SLOWER,
+    SLOWER_LINK,
+    PeerWaits,
+    RankSpeeds,
+    find_peer_waits,
+    find_speeds,
+)
+from cptrace.findings.verdict import is_worth
+from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes
+from cptrace.units import format_ns
+
+CODE: Final = "peer-wait"
+STRAGGLER: Final = "straggler"
+SLOW_LINK: Final = "slow-link"
+SKEW: Final = "skew"
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """Why a rank is late."""
+
+    form: str
+    rank: int
+    ratio: float
+    prediction: Prediction
+
+
+def find(case: Case) -> Sequence[Finding] | NotApplicable:
+    """Return the finding that ranks wait for another one.
+
+    Args:
+        case: Case.
+    """
+    waits = find_peer_waits(case)
+    if isinstance(waits, NotApplicable):
+        return waits
+    speeds = find_speeds(case)
+    roots = [root for root in (_straggler(case, speeds), _slow_link(case, speeds)) if root is not None]
+    found = [_of_root(case, waits, root) for root in roots if is_worth(case, root.prediction)]
+    if found:
+        return found
+    total_ns = int(waits.exposed_ns.sum())
+    if is_unbalanced(case, speeds) or total_ns <= MIN_SHARE * case.step_ns * max(len(case.scope.ranks), 1):
+        return ()
+    return [_skew(case, waits, total_ns)]
+
+
+def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
+    """Return the one rank whose compute is slower than that of all others, for the same ops."""
+    if is_unbalanced(case, speeds):
+        return None
+    worst = speeds.outlier(speeds.compute, SLOWER)
+    if worst is None:
+        return None
+    rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
+    duration = case.recording.duration_ns.copy()
+    slow = (case.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE)) & (case.rank == rank)
+    duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
+    return _Root(STRAGGLER, rank, ratio, case.predict(Changes(duration_ns=duration)))
+
+
+def _slow_link(case: Case, speeds: RankSpeeds) -> _Root | None:
+    """Return the one rank whose transfers take longer than those of all others, once all have arrived."""
+    worst = speeds.outlier(speeds.transfer, SLOWER_LINK)
+    if worst is None:
+        return None
+    rank, ratio = speeds.ranks[worst], float(speeds.transfer[worst])
+    duration = case.recording.duration_ns.copy()
+    slow = case.is_comm & (case.rank == rank)
+    duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
+    return _Root(SLOW_LINK, rank, ratio, case.predict(Changes(duration_ns=duration)))
+
+
+def _of_root(case: Case, waits: PeerWaits, root: _Root) -> Finding:
+    others = np.unique(case.rank[waits.rows[case.rank[waits.rows] != root.rank]]).tolist()
+    waited_ns = int(waits.exposed_ns[case.rank[waits.rows] != root.rank].sum())
+    what = "its compute kernels take" if root.form == STRAGGLER else "its transfers take"
+    cause = "than the same kernels elsewhere" if root.form == STRAGGLER else "than those of other ranks"
+    advice = _STRAGGLER_ADVICE if root.form == STRAGGLER else _SLOW_LINK_ADVICE
+    return Finding(
+        code=CODE,
+        form=root.form,
+        severity=WARNING,
+        summary=(
+            f"{ranks_text(others) if others else 'other ranks'} wait {format_ns(waited_ns)} for rank {root.rank}:"
+            f" {what} {root.ratio:.2f} times as long {cause}"
+        ),
+        rank=root.rank,
+        value=waited_ns,
+        unit="ns",
+        confidence=HIGH if case.scope.launches.is_known.all() else MEDIUM,
+        advice=advice.format(rank=root.rank),
+        recoverable_ns=root.prediction.recoverable_ns,
+        predicted_step_ns=root.prediction.step_ns,
+        evidence=pair_evidence(
+            case, waits.rows, waits.late, waits.exposed_ns, ("waits for its peer", "arrives last")
+        ),
+    )
+
+
+def _skew(case: Case, waits: PeerWaits, total_ns: int) -> Finding:
+    """Return that ranks wait for each other, without a cause that the trace would show."""
+    by_rank = np.bincount(case.rank[waits.late], weights=waits.exposed_ns.astype(np.float64))
+    late = int(np.argmax(by_rank))
+    share = float(by_rank[late]) / max(total_ns, 1)
+    waiting = np.unique(case.rank[waits.rows[case.rank[waits.late] == late]]).tolist()
+    return Finding(
+        code=CODE,
+        form=SKEW,
+        severity=INFO,
+        summary=(
+            f"{ranks_text(waiting)} wait {format_ns(int(by_rank[late]))} for rank {late} in communication,"
+            f" {share:.0%} of all such waiting; its kernels and transfers are no slower than others'"
+        ),
+        rank=late,
+        value=total_ns,
+        unit="ns",
+        confidence=MEDIUM,
+        advice=(
+            f"Look at what the host of rank {late} does before it launches these ops: late launches, a data loader, or"
+            " work that only this rank has. Start ranks at the same time (a barrier before the measured steps) to tell"
+            " a late start from a slow rank."
+        ),
+        evidence=pair_evidence(
+            case, waits.rows, waits.late, waits.exposed_ns, ("waits for its peer", "arrives last")
+        ),
+    )
+
+
+_STRAGGLER_ADVICE: Final = (
+    "Look at the device of rank {rank}: clocks and throttling (nvidia-smi -q -d CLOCK,PERFORMANCE), power limit,"
+    " another process on it, ECC errors. All ranks run at the pace of the slowest; replace or exclude it."
+)
+_SLOW_LINK_ADVICE: Final = (
+    "Look at the links of rank {rank}: nvidia-smi nvlink -s, nvidia-smi topo -m (a pair that goes through the host or a"
+    " slower switch), NIC and GPU on different sockets, NCCL_DEBUG=INFO for the transport that was chosen. Place ranks"
+    " so that ring neighbours share the fastest link."
+)
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "waiting for another rank",
+    Explanation(
+        what="A communication kernel runs until all its participants are there. Time in which it only waits is not"
+        " transfer, and no stream or buffer shortens it. Form straggler: one rank's kernels are slower. Form slow-link:"
+        " one rank's transfers are slower. Form skew: a rank is late for a reason that the trace does not show.",
+        detected="Communication ops of different ranks are matched, and each is split into waiting (until the last has"
+        " arrived) and transfer. Then the ranks are compared: the same kernels, the same transfers once all are there."
+        " Only one rank that differs from all others, which are alike, is named. The cost is a replay in which it is as"
+        " fast as they are.",
+        looks="Long nccl kernels on all ranks but one, ending together; the one that starts last has the short one.",
+        fix="Mend or exclude the slow device or link; balance the work (see imbalance).",
+    ),
+    find,
+    forms=(STRAGGLER, SLOW_LINK, SKEW),
+)

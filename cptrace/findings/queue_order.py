@@ -1,0 +1,105 @@
+"""Ops that could have started and did not, though nothing in the trace held them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cptrace import labels
+from cptrace.analyses.start_causes import QUEUE_ORDER
+from cptrace.classify import ATTENTION_RULES, RULE_NAMES
+from cptrace.findings.case import Case
+from cptrace.findings.finding import (
+    LOW,
+    MAX_EVIDENCE,
+    MEDIUM,
+    WARNING,
+    Diagnosis,
+    Explanation,
+    Finding,
+    op_evidence,
+    ranks_text,
+)
+from cptrace.findings.verdict import has_unknown_waits, is_worth
+from cptrace.intervals import BoolArray
+from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes
+from cptrace.units import format_ns
+
+CODE: Final = "queue-order"
+
+
+def find(case: Case) -> Sequence[Finding] | NotApplicable:
+    """Return the finding that ops start long after everything they are known to wait for.
+
+    Args:
+        case: Case.
+    """
+    if not case.is_exact:
+        return NotApplicable(
+            CODE,
+            "on the emulated device with the paced or the real clock an op starts when its thread is woken up, which"
+            " says nothing about queues; use --clock virtual",
+        )
+    late = _late(case)
+    if not late.any():
+        return ()
+    prediction = case.predict(Changes(drop_residual=late))
+    if not is_worth(case, prediction):
+        return ()
+    rows = np.flatnonzero(late)
+    residual = case.causes.residual_ns[rows]
+    ranks = np.unique(case.rank[rows]).tolist()
+    worst = rows[np.lexsort((rows, -residual))[:MAX_EVIDENCE]].tolist()
+    return [
+        Finding(
+            code=CODE,
+            form=None,
+            severity=WARNING,
+            summary=(
+                f"{len(rows)} communication and attention ops on {ranks_text(ranks)} start"
+                f" {format_ns(int(np.median(residual)))} (median) after all that they are known to wait for"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=int(residual.sum()),
+            unit="ns",
+            confidence=LOW if has_unknown_waits(case) else MEDIUM,
+            advice=(
+                "Check CUDA_DEVICE_MAX_CONNECTIONS: 1 puts all streams into one hardware queue, in the order of launch"
+                " (it must be set before CUDA starts). Else the device was full: give the communication stream a higher"
+                " priority (torch.cuda.Stream(priority=-1)) or leave it SMs (NCCL_MAX_CTAS, smaller attention grids)."
+            ),
+            recoverable_ns=prediction.recoverable_ns,
+            predicted_step_ns=prediction.step_ns,
+            evidence=[op_evidence(case, row, "started long after it could have") for row in worst],
+        )
+    ]
+
+
+def _late(case: Case) -> BoolArray:
+    """Return which communication and attention ops have a large residual that no turn at a resource explains."""
+    rule = case.ops["rule"].cat.codes.to_numpy()
+    is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
+    late = case.has_cause(QUEUE_ORDER) & (case.is_comm | is_attention | case.is_what(labels.MERGE))
+    late &= case.scope.is_inside
+    late[case.recording.resources.consumer] = False
+    return late
+
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "could run, and did not",
+    Explanation(
+        what="An op was launched, its stream was free and its events had fired, and still it did not start: hardware"
+        " queues, priorities or a full device held it back.",
+        detected="The residual, from when the last known cause was over to the start, is more than ten times the"
+        " trace's usual one and more than 20 us, and no turn at the device or at a communicator explains it. Causes"
+        " that were not recorded look the same, so it is never said with high confidence.",
+        looks="A nccl kernel that starts only when a long attention kernel ends, in another stream, with no event"
+        " between the two.",
+        fix="CUDA_DEVICE_MAX_CONNECTIONS, stream priorities, fewer SMs for the kernel that fills the device.",
+    ),
+    find,
+)

@@ -1,0 +1,110 @@
+"""Changes for replays: accidental order taken out, needed order kept.
+
+Where an op no longer waits for the op before it in its stream, what it really needs must still hold it: the nearest
+earlier op of the stream that it needs, its data flow, and a second buffer to receive into.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from cptrace import labels
+from cptrace.findings.case import Case
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.recognition.places import by_hop
+
+DOUBLE_BUFFER: Final = 2
+"""With two buffers a transfer may run while the attention one hop before its reader reads."""
+
+_MAX_STEPS_BACK: Final = 256
+
+
+class Edges(NamedTuple):
+    """Edges between rows of ops.
+
+    Attributes:
+        producer: Row of the op that must end first, int64 of shape (A,).
+        consumer: Row of the op that waits, int64 of shape (A,).
+    """
+
+    producer: Int64Array
+    consumer: Int64Array
+
+
+def join(*edges: Edges) -> Edges:
+    """Return all edges of several sets."""
+    return Edges(*(np.concatenate(parts) for parts in zip(*edges, strict=True)))
+
+
+def needed_edges(case: Case) -> Edges:
+    """Return the edges of the data flow that the recorded times agree with."""
+    assert case.flow is not None
+    consumer, producer = case.flow.edges()
+    rows = case.places.rows
+    return _in_time(case, Edges(rows[producer], rows[consumer]))
+
+
+def buffer_edges(case: Case) -> Edges:
+    """Return the edges that two receive buffers make: a transfer after the attention two before its reader."""
+    assert case.flow is not None
+    places = case.places
+    transfer, reader = case.flow.readers()
+    attention = by_hop(places, places.is_what(labels.ATTENTION))
+    wanted = pd.DataFrame(
+        {
+            "block": places.block[reader],
+            "hop": places.hop[reader] - DOUBLE_BUFFER,
+            "transfer": transfer,
+        }
+    )
+    joined = wanted.merge(attention, on=["block", "hop"])
+    rows = places.rows
+    return _in_time(case, Edges(rows[joined["position"].to_numpy()], rows[joined["transfer"].to_numpy()]))
+
+
+def stream_edges(case: Case, freed: BoolArray) -> Edges:
+    """Return the edges that keep freed ops behind the nearest earlier op of their stream that they stay behind.
+
+    That is one that they need, or one of the same sort: compute stays in order, and so do transfers of one channel.
+
+    Args:
+        case: Case.
+        freed: Ops that no longer wait for the op before them, bool of shape (N,).
+    """
+    consumer = np.flatnonzero(freed)
+    producer = case.stream_before[consumer]
+    for _ in range(_MAX_STEPS_BACK):
+        candidates = np.flatnonzero(producer >= 0)
+        is_accidental = is_free_of(case, consumer[candidates], producer[candidates])
+        behind = candidates[is_accidental]
+        if not len(behind):
+            break
+        producer[behind] = case.stream_before[producer[behind]]
+    is_there = producer >= 0
+    return Edges(producer[is_there], consumer[is_there])
+
+
+def is_free_of(case: Case, consumer: Int64Array, producer: Int64Array) -> BoolArray:
+    """Return whether ops need not stay behind others of their stream: neither by data flow nor as the same sort.
+
+    Args:
+        case: Case.
+        consumer: Rows of ops with a place, int64 of shape (P,).
+        producer: Rows of the ops before them, int64 of shape (P,).
+    """
+    assert case.flow is not None
+    channel, is_comm = case.flow.channel(), case.is_comm
+    one, other = channel[case.position[consumer]], channel[case.position[producer]]
+    is_other_sort = is_comm[consumer] != is_comm[producer]
+    is_other_channel = (one >= 0) & (other >= 0) & (one != other)
+    is_free = (is_other_sort | is_other_channel) & ~case.is_needed(consumer, producer)
+    return np.asarray(is_free, bool)
+
+
+def _in_time(case: Case, edges: Edges) -> Edges:
+    """Return the edges whose producer ended before its consumer started: others were not kept by the run either."""
+    is_kept = case.end_ns[edges.producer] <= case.start_ns[edges.consumer]
+    return Edges(edges.producer[is_kept], edges.consumer[is_kept])

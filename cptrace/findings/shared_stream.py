@@ -1,0 +1,107 @@
+"""Communication and attention queued in one stream, in an order that neither needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cptrace import labels
+from cptrace.findings.advice import scheme_name
+from cptrace.findings.case import Case, is_attention_work
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, pair_evidence, ranks_text
+from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
+from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
+from cptrace.intervals import BoolArray
+from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes
+
+CODE: Final = "shared-stream"
+
+
+def find(case: Case) -> Sequence[Finding] | NotApplicable:
+    """Return the finding that transfers and attention hold each other up in one stream.
+
+    Args:
+        case: Case.
+    """
+    if case.flow is None:
+        return scheme_missing(case, CODE)
+    freed = accidental(case)
+    if not freed.any():
+        return ()
+    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
+    prediction = case.predict(
+        Changes(drop_previous=freed, added_producer=edges.producer, added_consumer=edges.consumer)
+    )
+    if not is_worth(case, prediction):
+        return ()
+    delayed = np.flatnonzero(freed)
+    culprit = case.stream_before[delayed]
+    transfers = np.unique(np.where(case.is_comm[delayed], delayed, culprit))
+    exposed = case.exposed_ns[np.where(case.is_comm[delayed], delayed, culprit)]
+    ranks = np.unique(case.rank[delayed]).tolist()
+    streams = sorted(set(case.ops["stream"].to_numpy()[delayed].tolist()))
+    return [
+        Finding(
+            code=CODE,
+            form=None,
+            severity=WARNING,
+            summary=(
+                f"{len(transfers)} transfers share stream {', '.join(map(str, streams))} with attention on"
+                f" {ranks_text(ranks)}: {len(delayed)} times one waits for the other without needing its result"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=int(case.exposed_ns[transfers].sum()),
+            unit="ns",
+            confidence=confidence_of(case),
+            advice=_advice(case),
+            recoverable_ns=prediction.recoverable_ns,
+            predicted_step_ns=prediction.step_ns,
+            evidence=pair_evidence(
+                case, delayed, culprit, exposed, ("waits in the stream", "is ahead in the same stream")
+            ),
+        )
+    ]
+
+
+def accidental(case: Case) -> BoolArray:
+    """Return which ops wait in their stream for one of the other sort that they do not need, bool of shape (N,)."""
+    before = case.stream_before
+    rows = np.flatnonzero((before >= 0) & (case.dependencies.previous == before))
+    comm, work = case.is_what(*labels.COMMUNICATION), is_attention_work(case)
+    ahead = before[rows]
+    rows = rows[(comm[rows] & work[ahead]) | (work[rows] & comm[ahead])]
+    freed = np.zeros(len(case.ops), bool)
+    freed[rows[~case.is_needed(rows, before[rows])]] = True
+    return freed
+
+
+def _advice(case: Case) -> str:
+    return (
+        f"Give the transfers of {scheme_name(case)} a stream of their own: issue them under"
+        " torch.cuda.stream(comm_stream), or with async_op=True (since PyTorch 2.x, async_op=False runs them on the"
+        " current stream), and order them by events alone: comm_stream.wait_event(produced), then"
+        " torch.cuda.current_stream().wait_event(arrived) right before the first kernel that reads the data."
+    )
+
+
+DIAGNOSIS: Final = Diagnosis(
+    CODE,
+    "transfers and attention in one stream",
+    Explanation(
+        what="A stream runs its work in the order of launch. A transfer queued behind attention starts when that"
+        " attention ends, and attention queued behind a transfer waits for it, although neither needs the other's"
+        " result. The two can never overlap.",
+        detected="For each transfer and each attention op the op before it in its stream is looked at. If it is of the"
+        " other sort and the scheme's data flow does not ask for that order, the order is accidental. The cost is what"
+        " a replay gives in which the accidental order is gone and the needed one is kept.",
+        looks="One row in the timeline holds both nccl and attention kernels, strictly one after the other; the row of"
+        " the communication stream is empty or does not exist; overlap is near zero.",
+        fix="Issue transfers on a stream of their own and order them by events. In PyTorch: a torch.cuda.Stream for"
+        " communication, or async_op=True and work.wait() as late as possible (it makes the current stream wait, not"
+        " the host).",
+    ),
+    find,
+)

@@ -1,0 +1,74 @@
+"""Whether a finding is worth saying, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cptrace.findings.case import MIN_SHARE, Case, Prediction
+from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
+from cptrace.outcome import NotApplicable
+
+_MIN_KNOWN_LAUNCHES: Final = 0.95
+
+
+def is_worth(case: Case, prediction: Prediction) -> bool:
+    """Return whether a change gives enough of the step's time to be said.
+
+    Args:
+        case: Case.
+        prediction: What the change would give.
+    """
+    return prediction.recoverable_ns > MIN_SHARE * case.step_ns
+
+
+def confidence_of(case: Case) -> str:
+    """Return how sure a finding about the order of ops is: as sure as the scheme, and less where edges are missing.
+
+    Args:
+        case: Case.
+    """
+    confidence = case.recognition.confidence
+    known = case.scope.launches.is_known
+    if has_unknown_waits(case) or (len(known) and float(known.mean()) < _MIN_KNOWN_LAUNCHES):
+        confidence = lower(confidence)
+    return confidence
+
+
+def has_unknown_waits(case: Case) -> bool:
+    """Return whether streams wait for events whose records the trace does not hold.
+
+    Args:
+        case: Case.
+    """
+    return case.dependencies.n_waits_paired < case.dependencies.n_waits
+
+
+def lower(confidence: str) -> str:
+    """Return the next lower confidence."""
+    return CONFIDENCES[max(CONFIDENCES.index(confidence) - 1, 0)]
+
+
+def scheme_missing(case: Case, code: str) -> NotApplicable:
+    """Return why a finding that rests on the data flow cannot be made.
+
+    Args:
+        case: Case.
+        code: Code of the finding.
+    """
+    return NotApplicable(
+        code,
+        "which order is needed cannot be told, because no context-parallel scheme was recognised:"
+        f" {case.recognition.evidence}; mark ops with ranges of the domain cptrace (cptrace/labels.py) to name it",
+    )
+
+
+__all__ = [
+    "HIGH",
+    "LOW",
+    "MEDIUM",
+    "confidence_of",
+    "has_unknown_waits",
+    "is_worth",
+    "lower",
+    "scheme_missing",
+]
