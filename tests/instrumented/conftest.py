@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from cptrace.capture.run_spec import RunSpec
+from tests.instrumented.model_cases import RUNS
 from tests.instrumented.scheme_cases import CASES, SMALL
 
 SCRIPT = Path(__file__).with_name("rank_programs.py")
 
 
-def run_apart(kind: str, argument: str, folder: Path) -> Any:
-    """Return what `rank_programs.py` made of its argument."""
+def run_apart(kind: str, argument: str, folder: Path, script: Path = SCRIPT) -> Any:
+    """Return what `rank_programs.py`, or another script, made of its argument."""
     result = folder / "result.pickle"
-    command = [sys.executable, "-W", "error", str(SCRIPT), kind, argument, str(result)]
+    command = [sys.executable, "-W", "error", str(script), kind, argument, str(result)]
     # Some programs kill a rank, and gloo may log that it lost a peer: what counts is what Python and we say.
     environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
@@ -69,6 +70,29 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     return {
         name: Case(RunSpec(**options), ranks)
         for (name, options), ranks in zip(CASES.items(), results, strict=True)
+    }
+
+
+class ModelRun(NamedTuple):
+    """One run of the model without a report: its options, its description, and what each rank has to show."""
+
+    spec: RunSpec
+    metadata: dict[str, Any]
+    ranks: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def model_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelRun]:
+    """Return a run for each of `model_cases.RUNS`, by its name."""
+    folder, script = tmp_path_factory.mktemp("models"), SCRIPT.with_name("model_programs.py")
+    results = run_apart("models", json.dumps([*RUNS.values()]), folder, script)
+    return {
+        name: ModelRun(
+            RunSpec.from_json(json.dumps({key: options[key] for key in options if key != "broken"})),
+            result["run"],
+            result["ranks"],
+        )
+        for (name, options), result in zip(RUNS.items(), results, strict=True)
     }
 
 
