@@ -64,9 +64,10 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
     _rule("userbuffers", COMM, r"userbuffers"),
     _rule("symmetric-memory", COMM, r"multimem|symm_mem|symmetric_memory|(one|two)_shot_all_?reduce"),
     _rule("custom-all-reduce", COMM, r"cross_device_reduce"),
-    _rule("emulated-comm", COMM, r"^cptrace_cpu::gloo_"),
-    _rule("emulated-attention", COMPUTE, r"^cptrace_cpu::flash_attention"),
-    _rule("emulated-compute", COMPUTE, r"^cptrace_cpu::"),
+    # Ops of our own devices, emulated or timed by CUDA events, as their own record names them.
+    _rule("emulated-comm", COMM, r"^cptrace_(cpu::gloo|cuda::(nccl|d2d))_"),
+    _rule("emulated-attention", COMPUTE, r"^cptrace_(cpu|cuda)::flash_attention"),
+    _rule("emulated-compute", COMPUTE, r"^cptrace_(cpu|cuda)::"),
     # Names of fused kernels list the graph nodes they came from, collectives among them: they do not communicate.
     _rule("inductor", COMPUTE, r"^triton_([a-z]+_)?fused_|^triton_(poi|red|per|tem|mm|flex|bmm|for)_"),
     _rule("named-collective", COMM, r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv"),

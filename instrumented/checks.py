@@ -17,6 +17,8 @@ from instrumented.problem import Problem, make_inputs
 from instrumented.scores import ScoreMonitor
 from instrumented.softmax import RunningMaxMonitor
 
+_HOST: Final = torch.device("cpu")
+
 MAX_ERROR_RATIO: Final = 2.0
 """A scheme may be off by this many times the error of one kernel in the same type."""
 
@@ -162,12 +164,14 @@ class ParityCheck:
         layout: Which part of the results each rank holds.
         seed: Seed of the inputs.
         with_backward: Whether there are gradients.
+        place: Device of the kernel that sets the limits: the run's own, since kernels round differently.
     """
 
     problem: Problem
     layout: Placement
     seed: int
     with_backward: bool
+    place: torch.device = _HOST
 
     def rows(
         self, layer: int, shards: Mapping[str, Sequence[Tensor]], *, has_fp8_keys: bool
@@ -188,9 +192,12 @@ class ParityCheck:
         is_causal, scale = self.problem.is_causal, self.problem.softmax_scale
         reference, one_kernel = (
             attention(of, is_causal=is_causal, softmax_scale=scale, with_backward=self.with_backward)
-            for attention, of in ((dense_attention, inputs), (one_kernel_attention, rounded))
+            for attention, of in (
+                (dense_attention, inputs),
+                (one_kernel_attention, rounded.to(self.place)),
+            )
         )
-        return parity_rows(layer, self.layout, shards, reference, one_kernel)
+        return parity_rows(layer, self.layout, shards, reference, one_kernel.to(_HOST))
 
 
 def running_max_json(monitors: Sequence[RunningMaxMonitor]) -> dict[str, Any]:

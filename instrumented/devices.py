@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
 from cptrace.capture.records import ProcessRecord
 from cptrace.capture.run_spec import CPU, RunSpec
 from instrumented.faults import break_device, slow_down
+from instrumented.profiling import RecordFunctionEmitter, is_kineto
 from instrumented.runtime.api import Device
 from instrumented.runtime.clocks import RealClock, TimeModel, make_clock
 from instrumented.runtime.control import broadcast_int
@@ -21,6 +22,8 @@ from instrumented.runtime.local_d2d import LocalTransport, Meeting
 from instrumented.runtime.nccl import NcclTransport
 from instrumented.runtime.nvtx_emitter import make_emitter
 from instrumented.runtime.transport import Transport
+
+SHARED_PLACE: Final = torch.device("cuda", 0)
 
 
 class RankDevice(Device, Protocol):
@@ -56,12 +59,12 @@ def make_device(spec: RunSpec, rank: int) -> RankDevice:
         return _make_emulated(spec, rank)
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
     torch.cuda.set_device(place)
-    return _make_cuda(spec, rank, place, NcclTransport(place))
+    return make_cuda(spec, rank, place, NcclTransport(place))
 
 
 def make_shared(meeting: Meeting, spec: RunSpec, rank: int) -> RankDevice:
     """Return the share of the one CUDA device that a rank has which is a thread."""
-    return _make_cuda(spec, rank, torch.device("cuda", 0), LocalTransport(meeting, rank))
+    return make_cuda(spec, rank, SHARED_PLACE, LocalTransport(meeting, rank))
 
 
 def _make_emulated(spec: RunSpec, rank: int) -> RankDevice:
@@ -71,9 +74,11 @@ def _make_emulated(spec: RunSpec, rank: int) -> RankDevice:
     return break_device(device, spec.faults, clock, model)
 
 
-def _make_cuda(spec: RunSpec, rank: int, place: torch.device, transport: Transport) -> RankDevice:
+def make_cuda(spec: RunSpec, rank: int, place: torch.device, transport: Transport) -> RankDevice:
+    """Return a rank's device on a place of torch's, with the run's faults."""
     clock = HostClock(broadcast_int(time.time_ns()))
-    device = CudaDevice(rank, spec.n_ranks, place, transport, clock, make_emitter())
+    emitter = RecordFunctionEmitter() if is_kineto() else make_emitter()
+    device = CudaDevice(rank, spec.n_ranks, place, transport, clock, emitter)
     return break_device(device, spec.faults, RealClock(0), _time_model(spec))
 
 

@@ -30,6 +30,11 @@ class Results:
     dk_BSGD: Tensor | None = None
     dv_BSGD: Tensor | None = None
 
+    def to(self, place: torch.device) -> Results:
+        """Return the same on a device."""
+        tensors = (self.out_BSHD, self.dq_BSHD, self.dk_BSGD, self.dv_BSGD)
+        return Results(*(None if tensor is None else tensor.to(place) for tensor in tensors))
+
     def named(self) -> dict[str, Tensor]:
         """Return the tensors that exist, by the names in `TENSOR_NAMES`."""
         tensors = (self.out_BSHD, self.dq_BSHD, self.dk_BSGD, self.dv_BSGD)

@@ -117,6 +117,11 @@ class Inputs:
     v_BSGD: Tensor
     dout_BSHD: Tensor
 
+    def to(self, place: torch.device) -> Inputs:
+        """Return the same on a device."""
+        tensors = (self.q_BSHD, self.k_BSGD, self.v_BSGD, self.dout_BSHD)
+        return Inputs(*(tensor.to(place) for tensor in tensors))
+
     def shard(self, layout: Placement, rank: int) -> Inputs:
         """Return a rank's part."""
         tensors = (self.q_BSHD, self.k_BSGD, self.v_BSGD, self.dout_BSHD)

@@ -97,6 +97,7 @@ def execute(
     _run_steps(spec, device, workload, link, profiling or nullcontext())
     record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
+    workload.monitors.running_max.settle()
     is_checked = spec.check and not has_undefined_results(spec.faults)
     comparison = workload.compare(link.progress) if is_checked else Comparison()
     return RankResult(record, workload.monitors, allocated_bytes, peak_bytes, comparison, workload.figures())

@@ -6,7 +6,7 @@ denominator, -inf where a query saw no key; `out` is then 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -53,12 +53,16 @@ class RunningMaxMonitor:
         n_not_finite: Entries that were NaN or +inf after a merge, or -inf although the part was not empty.
         n_decreased: Entries that fell by more than rounding.
         largest: The largest lse seen, None before the first merge.
+
+    On a GPU a look at a number would hold the host up until the merge is done: the numbers wait on the device, and
+    are not counted before `settle`.
     """
 
     n_merges: int = 0
     n_not_finite: int = 0
     n_decreased: int = 0
     largest: float | None = None
+    _waiting: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, repr=False)
 
     @property
     def is_healthy(self) -> bool:
@@ -73,7 +77,15 @@ class RunningMaxMonitor:
         floor_BHL = torch.maximum(before_BHL, part_BHL.to(after_BHL.dtype))
         has_decreased = after_BHL < floor_BHL - slack * (1 + floor_BHL.abs())
         self.n_merges += 1
-        self.n_not_finite += int(is_bad.sum())
-        self.n_decreased += int((has_decreased & ~is_bad).sum())
-        largest = float(after_BHL.max())
-        self.largest = largest if self.largest is None else max(self.largest, largest)
+        self._waiting.append((is_bad.sum(), (has_decreased & ~is_bad).sum(), after_BHL.max()))
+        if not after_BHL.is_cuda:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what waits on the device."""
+        for n_bad, n_decreased, maximum in self._waiting:
+            self.n_not_finite += int(n_bad)
+            self.n_decreased += int(n_decreased)
+            largest = float(maximum)
+            self.largest = largest if self.largest is None else max(self.largest, largest)
+        self._waiting.clear()

@@ -73,11 +73,12 @@ class AttentionWorkload:
         problem, scheme = Problem.of(spec), find(spec.scheme)
         layout = scheme.placement(problem)
         self._n_tensors = _N_FORWARD_RESULTS if spec.forward_only else len(TENSOR_NAMES)
-        self._check = ParityCheck(problem, layout, spec.seed, with_backward=not spec.forward_only)
         self._layers = [
             LayerState.allocate(device, make_inputs(problem, spec.seed, layer).shard(layout, device.rank))
             for layer in range(spec.layers)
         ]
+        place, has_gradients = self._layers[0].q_BLHD.device, not spec.forward_only
+        self._check = ParityCheck(problem, layout, spec.seed, with_backward=has_gradients, place=place)
         self._attention = scheme.make(device, problem, self._layers)
         self.monitors = self._attention.monitors
 
