@@ -156,3 +156,18 @@ def test_ranks_not_asked_for_are_left_out(tmp_path: Path) -> None:
     options = AnalyzeOptions(scope=ScopeRequest(ranks=(1,)))
     rows = cptrace.analyze(export.write(tmp_path / "run.sqlite"), options).rows("traffic")
     assert [row["rank"] for row in rows] == [1]
+
+
+def test_tensor_parallelism_of_a_model_leaves_attention_nothing_to_send(tmp_path: Path) -> None:
+    """The sums that scheme `tp` stands for are the model's own, and have no formula here."""
+    label = "all_reduce pass=forward layer=0 hop=0 tensor=attention_out bytes=64 peers=1"
+    report = analyze(tmp_path, [label], scheme="tp", model="llama", padded_tokens=0, kv_heads=2)
+    rows = {row["part"]: (row["bytes"], row["expected_bytes"]) for row in report.rows("traffic")}
+    assert rows == {"attention": (0, 0), "other": (64, None)}
+    assert "tp in llama: 2 ranks," in text_of(report)
+
+
+def test_the_mesh_is_told(tmp_path: Path) -> None:
+    assert "ring in llama: 2 ranks x 4 that share the weights," in text_of(
+        analyze(tmp_path, [hop(HOP_BYTES)], model="llama", tp_size=4, heads=8, kv_heads=4)
+    )
