@@ -342,7 +342,7 @@ def _applicable() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     for scheme in SCHEMES:
         for size in (2, 4) if scheme.max_cp_size is None else (scheme.max_cp_size,):
             for fault in FAULTS:
-                for forward_only in (False, True):
+                for forward_only in (False, True) if size == N_RANKS else (False,):
                     sound = {**SMALL, "scheme": scheme.name, "cp_size": size, "forward_only": forward_only}
                     sound |= HALF_LINK if fault.name == "shared-communicator" else {}
                     sound |= {"causal": True} if fault.name == "unbalanced" else {}
