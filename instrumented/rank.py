@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from instrumented.checks import ParityRow
 from instrumented.devices import MakeDevice, make_device
 from instrumented.model_checks import ModelFigures
 from instrumented.processes import RankLink
+from instrumented.profiling import measured_steps
 from instrumented.runtime.api import Device
 from instrumented.runtime.control import barrier
 from instrumented.runtime.gloo import start_gloo, stop_gloo
@@ -94,7 +95,7 @@ def execute(
     workload = make_workload(spec, device)
     device.settle()
     barrier()  # so that no rank's first step waits for another's setup
-    _run_steps(spec, device, workload, link, profiling or nullcontext())
+    _run_steps(spec, device, workload, link, profiling or measured_steps(rank))
     record, allocated_bytes, peak_bytes = device.record(), device.allocated_bytes, device.peak_memory_bytes
     device.close()
     workload.monitors.running_max.settle()

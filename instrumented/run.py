@@ -29,6 +29,7 @@ from cptrace.errors import CptraceError, UsageError
 from cptrace.faults import has_undefined_results
 from cptrace.labels import CUDA, RUN_METADATA_SCHEMA
 from cptrace.schemes.transformer import ATTENTION
+from instrumented import profiling
 from instrumented.backends import EMULATED, Backend, choose_backend, describe_cuda, run_launched
 from instrumented.checks import fp8_json, running_max_json
 from instrumented.model_checks import checks_json
@@ -123,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(signal.SIGTERM, options.parent_pid or os.getppid())
     try:
         spec = RunSpec.from_json(_read(options.spec))
+        if options.profiler is not None:
+            profiling.ask_for(options.profiler, options.output.parent.absolute())
         pids: list[int] = []
         metadata = run(spec, options.output, _say_progress if options.progress else _ignore, pids.extend)
     except CptraceError as error:
@@ -142,6 +145,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--spec", required=True, help="the run's options as JSON, a file with them, or - for standard input"
     )
     parser.add_argument("--output", type=Path, required=True, help="where the report goes")
+    parser.add_argument(
+        "--profiler",
+        choices=(profiling.NSYS, profiling.KINETO),
+        help="what records the measured steps; traces of torch's own go beside the report",
+    )
     parser.add_argument("--progress", action="store_true", help="say what happens now")
     parser.add_argument("--parent-pid", type=int, help="end when this parent ends; 0 for any parent")
     return parser.parse_args(arguments)

@@ -149,7 +149,8 @@ def command_of(tool: NsysTool, spec: RunSpec, device_kind: str, report: Path, re
         report: Report that nsys writes.
         recorded: Where the run writes what it recorded itself.
     """
-    return nsys_command(tool, device_kind, report, child_command(spec, recorded))
+    asked = [] if device_kind == CPU_EMULATED else ["--profiler", NAME]
+    return nsys_command(tool, device_kind, report, [*child_command(spec, recorded), *asked])
 
 
 def nvtx_version() -> str | None:

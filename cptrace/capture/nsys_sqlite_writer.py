@@ -21,6 +21,8 @@ from cptrace.capture.records import Op, OpKind, ProcessRecord, Synchronization
 from cptrace.errors import RenderError
 from cptrace.labels import RUN_METADATA_KEY
 
+EMULATED: Final = "emulated device, not recorded by nsys"
+
 _VM_ID: Final = 1 << 48
 _KERNEL_SHAPE: Final = (
     1,
@@ -42,6 +44,7 @@ def write_report(
     run_metadata: Mapping[str, Any],
     *,
     session_start_ns: int = 0,
+    recorded_by: str = EMULATED,
 ) -> None:
     """Write all processes into one report at `path`, replacing a file that is there.
 
@@ -52,6 +55,7 @@ def write_report(
         processes: One record per rank.
         run_metadata: The run's description, schema `cptrace.run/1`; it must be expressible as JSON.
         session_start_ns: Wall-clock time of the session's start, ns since 1970 (0 for a virtual clock).
+        recorded_by: Where the records come from, for the version that the report states.
 
     Raises:
         RenderError: The report cannot be written there.
@@ -60,7 +64,7 @@ def write_report(
     """
     partial = partial_path(path)
     try:
-        _write_database(partial, processes, run_metadata, session_start_ns)
+        _write_database(partial, processes, run_metadata, session_start_ns, recorded_by)
         os.replace(partial, path)
     except (OSError, sqlite3.Error) as error:
         raise RenderError(f"cannot write the report {path}: {error}") from error
@@ -98,7 +102,11 @@ class _Strings:
 
 
 def _write_database(
-    path: Path, processes: Sequence[ProcessRecord], run_metadata: Mapping[str, Any], session_start_ns: int
+    path: Path,
+    processes: Sequence[ProcessRecord],
+    run_metadata: Mapping[str, Any],
+    session_start_ns: int,
+    recorded_by: str,
 ) -> None:
     path.unlink(missing_ok=True)
     ordered = sorted(processes, key=lambda process: process.rank)
@@ -110,7 +118,7 @@ def _write_database(
         for table, entries in schema.ENUMS.items():
             connection.execute(f"CREATE TABLE {table} ({schema.ENUM_COLUMNS})")
             _insert(connection, table, entries)
-        for table, rows in _content(ordered, run_metadata, session_start_ns):
+        for table, rows in _content(ordered, run_metadata, session_start_ns, recorded_by):
             _insert(connection, table, rows)
         connection.execute("COMMIT")
 
@@ -123,7 +131,10 @@ def _insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> 
 
 
 def _content(
-    processes: Sequence[ProcessRecord], run_metadata: Mapping[str, Any], session_start_ns: int
+    processes: Sequence[ProcessRecord],
+    run_metadata: Mapping[str, Any],
+    session_start_ns: int,
+    recorded_by: str,
 ) -> Iterator[tuple[str, Iterable[Row]]]:
     """Yield each table's rows; StringIds comes last, when all texts are known."""
     strings = _Strings()
@@ -131,7 +142,7 @@ def _content(
     yield "TARGET_INFO_GPU", map(_gpu_row, processes)
     yield "TARGET_INFO_CUDA_CONTEXT_INFO", map(_context_row, processes)
     yield "META_DATA_CAPTURE", _capture_metadata(run_metadata)
-    yield "META_DATA_EXPORT", _export_metadata()
+    yield "META_DATA_EXPORT", _export_metadata(recorded_by)
     for process in processes:
         yield "TARGET_INFO_CUDA_STREAM", _stream_rows(process)
         yield "CUPTI_ACTIVITY_KIND_KERNEL", _kernel_rows(process, strings)
@@ -298,10 +309,10 @@ def _capture_metadata(run_metadata: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _export_metadata() -> list[Row]:
+def _export_metadata(recorded_by: str) -> list[Row]:
     major, minor, micro = schema.SCHEMA_VERSION
     return [
-        ("EXPORT_PRODUCT_VERSION", f"cptrace {__version__} (emulated device, not recorded by nsys)"),
+        ("EXPORT_PRODUCT_VERSION", f"cptrace {__version__} ({recorded_by})"),
         ("EXPORT_SCHEMA_VERSION", f"{major}.{minor}.{micro}"),
         ("EXPORT_SCHEMA_VERSION_MAJOR", str(major)),
         ("EXPORT_SCHEMA_VERSION_MINOR", str(minor)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cptrace.capture import nsys_capture
+from cptrace.capture import kineto_capture, nsys_capture
 from cptrace.capture.launcher import RunOutcome, child_command
 from cptrace.capture.launcher import run as record
 from cptrace.capture.nsys_command import REPORT_SUFFIX, find_nsys, lost_ranges
@@ -50,10 +50,14 @@ def _plan_nsys(spec: RunSpec, output: Path, device_kind: str) -> list[str]:
     return nsys_capture.command_of(tool, spec, device_kind, output.with_suffix(REPORT_SUFFIX), recorded)
 
 
+def _plan_kineto(spec: RunSpec, output: Path, _device_kind: str) -> list[str]:
+    return kineto_capture.command_of(spec, output)
+
+
 RECORDER: Final = Profiler(
     "recorder",
-    "the device's own record, exact and free of a profiler's cost",
-    (CPU_EMULATED,),
+    "the device's own record; on an emulated device exact, on CUDA by events around each operation",
+    (CPU_EMULATED, CUDA),
     record,
     _plan_recorder,
 )
@@ -64,7 +68,14 @@ NSYS: Final = Profiler(
     nsys_capture.capture,
     _plan_nsys,
 )
-PROFILERS: Final[tuple[Profiler, ...]] = (RECORDER, NSYS)
+KINETO: Final = Profiler(
+    kineto_capture.NAME,
+    "torch's own profiler, its traces converted to the schema of Nsight Systems",
+    (CUDA,),
+    kineto_capture.capture,
+    _plan_kineto,
+)
+PROFILERS: Final[tuple[Profiler, ...]] = (RECORDER, NSYS, KINETO)
 NAMES: Final = (AUTO, *(profiler.name for profiler in PROFILERS))
 
 
@@ -106,7 +117,7 @@ def _choose(device_kind: str) -> Choice:
     reason = "nsys is not on PATH" if tool is None else lost_ranges(nsys_capture.nvtx_version(), tool)
     if reason is None:
         return Choice(NSYS, "Nsight Systems is here, and records ranges")
-    raise UsageError(f"--profiler auto: nothing here can record a CUDA device: {reason}")
+    return Choice(KINETO, f"torch's profiler, because Nsight Systems cannot: {reason}")
 
 
 def describe_plan(choice: Choice, spec: RunSpec, output: Path, device_kind: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cptrace.capture import nsys_capture, profilers
 from cptrace.capture.nsys_command import NsysTool
-from cptrace.capture.profilers import NSYS, PROFILERS, RECORDER, choose_profiler
+from cptrace.capture.profilers import KINETO, NSYS, PROFILERS, RECORDER, choose_profiler
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import UsageError
 from cptrace.labels import CPU_EMULATED, CUDA
@@ -36,12 +37,23 @@ def test_a_gpu_is_recorded_with_nsys_where_that_works(monkeypatch: pytest.Monkey
     assert choose_profiler("auto", CUDA).profiler is NSYS
 
 
+@pytest.mark.parametrize(("tool", "nvtx"), [(None, "0.2.11"), (replace(TOOL, version="2022.4"), "0.2.17")])
+def test_a_gpu_is_recorded_with_torchs_profiler_where_nsys_cannot(
+    tool: NsysTool | None, nvtx: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profilers, "find_nsys", lambda: tool)
+    monkeypatch.setattr(nsys_capture, "nvtx_version", lambda: nvtx)
+    choice = choose_profiler("auto", CUDA)
+    assert choice.profiler is KINETO
+    assert "because Nsight Systems cannot" in choice.reason
+
+
 def test_what_cannot_record_a_device_is_refused_with_what_can() -> None:
     with pytest.raises(
-        UsageError, match=r"--profiler recorder cannot record a cuda device; use one of: nsys"
+        UsageError, match=r"kineto cannot record a cpu-emulated device; use one of: recorder"
     ):
-        choose_profiler("recorder", CUDA)
-    with pytest.raises(UsageError, match="choose one of auto, recorder, nsys"):
+        choose_profiler("kineto", CPU_EMULATED)
+    with pytest.raises(UsageError, match="choose one of auto, recorder, nsys, kineto"):
         choose_profiler("perf", CPU_EMULATED)
 
 
