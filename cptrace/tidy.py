@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pandas as pd
 
 from cptrace.comparison import METRICS, Comparison
-from cptrace.report import Report
+from cptrace.report import Report, Row
 from cptrace.timeline import Timeline
+from cptrace.units import format_ns
 
 PARTS: Final = {
     "compute": "compute_ns",
@@ -118,6 +119,35 @@ def finding_name(code: str, form: str | None) -> str:
         form: Form of it.
     """
     return f"{code} ({form})" if form else code
+
+
+def by_gain(rows: Sequence[Row]) -> list[Row]:
+    """Return findings, those that may make results wrong first, then by what mending them gives.
+
+    Args:
+        rows: Rows of the section findings.
+    """
+    return sorted(rows, key=lambda row: (row["severity"] != "error", -(row["recoverable_ns"] or 0)))
+
+
+def gain(row: Row) -> str:
+    """Return what mending a finding gives, in words; empty where nothing is predicted.
+
+    Args:
+        row: Row of the section findings.
+    """
+    if row["severity"] == "error" and not row["recoverable_ns"]:
+        return "Results may be wrong"
+    if row["recoverable_ns"] is None:
+        return ""
+    saved = f"Mending it is predicted to save {format_ns(row['recoverable_ns'])} per step"
+    after = row["predicted_step_ns"]
+    if not after:
+        return saved
+    before = after + row["recoverable_ns"]
+    return (
+        f"{saved}: {format_ns(before)} to {format_ns(after)} ({-100 * row['recoverable_ns'] / before:.1f} %)"
+    )
 
 
 def timeline(drawn: Timeline, rank: int) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import click
 
 from cptrace.cli.analyze import compile_pattern
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
+from cptrace.cli.pages import PLOTLYJS, check_page, finish_page
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.comparison import KEYS
 from cptrace.errors import GateError
@@ -56,6 +57,14 @@ Runs that were not run alike are refused; --allow-different KEY is for those tha
 @click.option(
     "--drop-invalid", is_flag=True, help="Leave out device work with impossible times, and count it."
 )
+@click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser (--format html with -o).")
+@click.option(
+    "--plotlyjs",
+    type=click.Choice(PLOTLYJS),
+    default="inline",
+    show_default=True,
+    help="Where a page has plotly.js from: within itself, a file beside it, or the network.",
+)
 def compare(
     paths: tuple[Path, ...],
     format_name: str,
@@ -66,11 +75,14 @@ def compare(
     step_range: str | None,
     window: str | None,
     drop_invalid: bool,
+    is_opened: bool,
+    plotlyjs: str,
 ) -> None:
     parsed = [parse_condition(text) for text in conditions]
     request = ScopeRequest(
         step_pattern=compile_pattern(step_range), window=None if window is None else parse_window(window)
     )
+    check_page(format_name, output, plotlyjs, is_opened=is_opened)
     check_output(output, force=force, inputs=paths)
     from cptrace import api  # here: pandas takes its time to import, and wrong options need not wait for it
 
@@ -79,7 +91,9 @@ def compare(
         CompareOptions(AnalyzeOptions(scope=request, read=ReadOptions(drop_invalid)), allow_different),
     )
     held = failures(comparison, parsed)
-    options = RenderOptions(width=terminal_width(), has_color=output is None and has_color())
+    options = RenderOptions(terminal_width(), output is None and has_color(), plotlyjs)
     write_output(find_comparison_renderer(format_name).render(comparison, options), output)
+    if format_name == "html":
+        finish_page(output, plotlyjs, is_opened=is_opened)
     if held:
         raise GateError("; ".join(held))

@@ -22,6 +22,18 @@ def _html(report: Report, options: RenderOptions) -> str:
     return html.render(report, options)
 
 
+def _markdown(report: Report, options: RenderOptions) -> str:
+    from cptrace.renderers import markdown  # here: as above
+
+    return markdown.render(report, options)
+
+
+def _comparison_markdown(comparison: Comparison, options: RenderOptions) -> str:
+    from cptrace.renderers import markdown  # here: as above
+
+    return markdown.render_comparison(comparison, options)
+
+
 def _comparison_html(comparison: Comparison, options: RenderOptions) -> str:
     from cptrace.renderers import html  # here: as above
 
@@ -37,11 +49,14 @@ def _comparison_text(comparison: Comparison, options: RenderOptions) -> str:
 RENDERERS: Final[tuple[Renderer[Report], ...]] = (
     Renderer("text", "one screen for people", _text),
     Renderer("json", "cptrace.report/1, for programs", lambda report, _options: report.to_json()),
+    Renderer("markdown", "a summary for a pull request", _markdown),
     Renderer("html", "one page that explains the trace, works offline", _html, needs_timeline=True),
 )
 COMPARISON_RENDERERS: Final[tuple[Renderer[Comparison], ...]] = (
     Renderer("text", "for people", _comparison_text),
     Renderer("json", "cptrace.comparison/1, for programs", lambda comparison, _options: comparison.to_json()),
+    Renderer("markdown", "a summary for a pull request", _comparison_markdown),
+    Renderer("html", "one page, works offline", _comparison_html),
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.html.markup import card, name, section, table, text
 from cptrace.report import Report, Row
-from cptrace.tidy import finding_name
+from cptrace.tidy import by_gain, finding_name, gain
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
 _MAX_ROWS: Final = 30
@@ -85,33 +85,9 @@ def headline(report: Report) -> str:
     cards.append(card("exposed communication", format_fraction(middle["exposed_comm_share"]), exposed))
     if rows := by_gain(report.rows("findings")):
         cards.append(
-            card("top finding", text(finding_name(rows[0]["code"], rows[0]["form"])), _gain(rows[0]), True)
+            card("top finding", text(finding_name(rows[0]["code"], rows[0]["form"])), gain(rows[0]), True)
         )
     return f'<ul class="cards">{"".join(cards)}</ul>\n'
-
-
-def by_gain(rows: Sequence[Row]) -> list[Row]:
-    """Return findings, those that may make results wrong first, then by what mending them gives.
-
-    Args:
-        rows: Rows of the section findings.
-    """
-    return sorted(rows, key=lambda row: (row["severity"] != "error", -(row["recoverable_ns"] or 0)))
-
-
-def _gain(row: Row) -> str:
-    if row["severity"] == "error" and not row["recoverable_ns"]:
-        return "results may be wrong"
-    if row["recoverable_ns"] is None:
-        return ""
-    gain = f"mending it is predicted to save {format_ns(row['recoverable_ns'])} per step"
-    after = row["predicted_step_ns"]
-    if not after:
-        return gain
-    before = after + row["recoverable_ns"]
-    return (
-        f"{gain}: {format_ns(before)} to {format_ns(after)} ({-100 * row['recoverable_ns'] / before:.1f} %)"
-    )
 
 
 def findings(report: Report) -> str:
@@ -131,11 +107,11 @@ def _finding(row: Row, has_timeline: bool, is_open: bool) -> str:
         for part in (row["severity"], *where, f"confidence {_confidence(row['confidence'])}")
     )
     summary = f"<p>{text(row['summary'])}</p>" if row.get("summary") else ""
-    gain = f'<p class="gain">{text(_gain(row))}</p>' if _gain(row) else ""
+    saved = f'<p class="gain">{text(gain(row))}</p>' if gain(row) else ""
     severity = "error" if row["severity"] == "error" else "warning" if row["severity"] != "info" else "info"
     return (
         f'<article class="finding {severity}"><h3>{text(finding_name(row["code"], row["form"]))}{badges}</h3>'
-        f"{summary}{gain}<p>{text(row['advice'])}</p>{_evidence(row['evidence'], has_timeline, is_open)}</article>"
+        f"{summary}{saved}<p>{text(row['advice'])}</p>{_evidence(row['evidence'], has_timeline, is_open)}</article>"
     )
 
 
