@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from instrumented.runtime.control import barrier
+from instrumented.runtime.nvtx_emitter import has_listener
 
 NSYS: Final = "nsys"
 KINETO: Final = "kineto"
@@ -47,6 +48,8 @@ def measured_steps(rank: int) -> AbstractContextManager[object]:
         rank: The rank whose thread this is.
     """
     name = os.environ.get(_NAME)
+    if not name and has_listener() and torch.cuda.is_available():
+        name = NSYS  # around the launcher of the ranks
     if name not in (NSYS, KINETO):
         return nullcontext()
     is_one_of_many = threading.current_thread() is not threading.main_thread()

@@ -13,8 +13,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import FOLLOWED, RunOutcome, child_command, require_ready, run_child
 from cptrace.capture.nsys_command import (
+    FLAGS,
     REPORT_SUFFIX,
     NsysTool,
     find_nsys,
@@ -22,9 +24,9 @@ from cptrace.capture.nsys_command import (
     lost_ranges,
     nsys_command,
 )
-from cptrace.capture.run_spec import RunSpec
+from cptrace.capture.run_spec import CUDA_DEVICE, RunSpec
 from cptrace.errors import RenderError, RunError, UsageError
-from cptrace.labels import CPU_EMULATED, DOMAIN, RUN_METADATA_KEY
+from cptrace.labels import CPU_EMULATED, CUDA, DOMAIN, RUN_METADATA_KEY
 from cptrace.sources.nsys_rep import export_report
 
 NAME: Final = "nsys"
@@ -38,9 +40,7 @@ _WITH_PARENT: Final = (
 )
 
 
-def capture(
-    spec: RunSpec, output: Path, on_progress: Callable[[str], None], device_kind: str = CPU_EMULATED
-) -> RunOutcome:
+def capture(spec: RunSpec, output: Path, on_progress: Callable[[str], None]) -> RunOutcome:
     """Run `spec` under `nsys profile` and write what it recorded to `output`, as SQLite with the run's description.
 
     The report of nsys itself lies beside it, with the suffix `.nsys-rep`.
@@ -49,7 +49,6 @@ def capture(
         spec: What to run.
         output: Where the report goes.
         on_progress: Called with a line about what happens now.
-        device_kind: `cuda` or `cpu-emulated`.
 
     Raises:
         UsageError: The options cannot be meant.
@@ -58,7 +57,7 @@ def capture(
     """
     require_ready(spec)
     with tempfile.TemporaryDirectory(prefix="cptrace-") as folder:
-        made = record_into(Path(folder), spec, on_progress, device_kind)
+        made = record_into(Path(folder), spec, on_progress)
         _move(made.export, output)
         _move(made.report, original_of(output))
     return RunOutcome(output, made.metadata)
@@ -73,20 +72,18 @@ class Recorded(NamedTuple):
     metadata: Mapping[str, Any]
 
 
-def record_into(
-    folder: Path, spec: RunSpec, on_progress: Callable[[str], None], device_kind: str = CPU_EMULATED
-) -> Recorded:
+def record_into(folder: Path, spec: RunSpec, on_progress: Callable[[str], None]) -> Recorded:
     """Run `spec` under `nsys profile` and return what that leaves in a folder.
 
     Args:
         folder: Empty folder.
         spec: What to run; it must be able to start.
         on_progress: Called with a line about what happens now.
-        device_kind: `cuda` or `cpu-emulated`.
 
     Raises:
         CptraceError: As `capture`.
     """
+    device_kind = CUDA if spec.device == CUDA_DEVICE else CPU_EMULATED
     tool = require_nsys(spec, device_kind)
     report, export, own_record = (
         folder / f"report{REPORT_SUFFIX}",
@@ -119,9 +116,12 @@ def require_nsys(spec: RunSpec, device_kind: str) -> NsysTool:
         device_kind: `cuda` or `cpu-emulated`.
 
     Raises:
-        UsageError: Its clock has times that nsys cannot see.
+        UsageError: Its clock has times that nsys cannot see, or its processes run already.
         RunError: There is none, or it would record no ranges.
     """
+    launched = find_launched(os.environ)
+    if launched is not None:
+        raise UsageError(_around_launcher(launched.by, device_kind))
     if device_kind == CPU_EMULATED and spec.clock == _VIRTUAL:
         raise UsageError(
             "--profiler nsys --clock virtual: nsys sees the machine's time, and virtual times are computed; use --clock"
@@ -137,6 +137,16 @@ def require_nsys(spec: RunSpec, device_kind: str) -> NsysTool:
     if reason is not None and device_kind == CPU_EMULATED:
         raise RunError(reason)
     return tool
+
+
+def _around_launcher(launcher: str, device_kind: str) -> str:
+    """Return why nsys cannot record processes that run already, and the command that gives one report per node."""
+    flags = " ".join(flag.text for flag in FLAGS if device_kind in flag.devices and not flag.is_optional)
+    return (
+        f"--profiler nsys: {launcher} has started this process already; put nsys around the launcher, once per node:"
+        f" nsys profile {flags} --output=report-node%q{{SLURM_NODEID}} torchrun ... cptrace run --profiler recorder"
+        " (NODE_RANK in place of SLURM_NODEID where that is set)"
+    )
 
 
 def command_of(tool: NsysTool, spec: RunSpec, device_kind: str, report: Path, recorded: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cptrace.capture import kineto_capture, nsys_capture
+from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import RunOutcome, child_command
 from cptrace.capture.launcher import run as record
 from cptrace.capture.nsys_command import REPORT_SUFFIX, find_nsys, lost_ranges
@@ -113,6 +115,11 @@ def choose_profiler(name: str, device_kind: str) -> Choice:
 def _choose(device_kind: str) -> Choice:
     if device_kind == CPU_EMULATED:
         return Choice(RECORDER, "an emulated device records itself, exactly")
+    launched = find_launched(os.environ)
+    if launched is not None:
+        return Choice(
+            RECORDER, f"{launched.by} has started the ranks, and a profiler must be around the launcher"
+        )
     tool = find_nsys()
     reason = "nsys is not on PATH" if tool is None else lost_ranges(nsys_capture.nvtx_version(), tool)
     if reason is None:

@@ -91,6 +91,15 @@ def test_a_package_whose_ranges_are_lost_is_refused_before_the_run(monkeypatch: 
         nsys_capture.require_nsys(RunSpec(), CPU_EMULATED)
 
 
+def test_ranks_that_run_already_need_nsys_around_their_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        UsageError, match=r"nsys profile --trace=cuda,nvtx .*--output=report-node%q\{SLURM_NODEID\}"
+    ):
+        nsys_capture.require_nsys(RunSpec(), CUDA)
+
+
 def test_computed_times_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--clock virtual.*--clock paced"):
         nsys_capture.require_nsys(RunSpec(clock="virtual"), CPU_EMULATED)

@@ -49,9 +49,7 @@ def test_a_gpu_is_recorded_with_torchs_profiler_where_nsys_cannot(
 
 
 def test_what_cannot_record_a_device_is_refused_with_what_can() -> None:
-    with pytest.raises(
-        UsageError, match=r"kineto cannot record a cpu-emulated device; use one of: recorder"
-    ):
+    with pytest.raises(UsageError, match=r"kineto cannot record a cpu-emulated device; use one of: recorder"):
         choose_profiler("kineto", CPU_EMULATED)
     with pytest.raises(UsageError, match="choose one of auto, recorder, nsys, kineto"):
         choose_profiler("perf", CPU_EMULATED)
