@@ -92,6 +92,9 @@ RUN_METADATA_KEY: Final = "CPTRACE_RUN"
 RUN_METADATA_SCHEMA: Final = "cptrace.run/1"
 
 
+LOCAL_D2D: Final = "local-d2d"
+"""Transport of a run whose ranks share one GPU: copies within it, which cross no link and have no bandwidth to tell."""
+
 CUDA: Final = "cuda"
 CPU_EMULATED: Final = "cpu-emulated"
 """Kinds of device: a run says which one it had, and no figure of an emulated one is a GPU's."""

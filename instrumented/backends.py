@@ -16,11 +16,11 @@ import torch.distributed as dist
 from cptrace.capture.launched import Launched
 from cptrace.capture.run_spec import CPU, RunSpec
 from cptrace.errors import RunError
-from cptrace.labels import CPU_EMULATED, CUDA
+from cptrace.labels import CPU_EMULATED, CUDA, LOCAL_D2D
 from instrumented.devices import make_shared
 from instrumented.processes import FORK, SPAWN, run_ranks
 from instrumented.rank import RankResult, execute, run_rank
-from instrumented.runtime import local_d2d, nccl
+from instrumented.runtime import nccl
 from instrumented.runtime.control import gather_objects, use
 from instrumented.runtime.local_d2d import Meeting, MeetingBroken, MeetingControl
 from instrumented.runtime.nvtx_emitter import has_listener
@@ -140,4 +140,4 @@ def describe_cuda() -> dict[str, Any]:
 
 EMULATED: Final = Backend(CPU_EMULATED, LOOPBACK, _run_emulated)
 NCCL: Final = Backend(CUDA, nccl.NAME, _run_nccl)
-ONE_GPU: Final = Backend(CUDA, local_d2d.NAME, _run_on_one_gpu)
+ONE_GPU: Final = Backend(CUDA, LOCAL_D2D, _run_on_one_gpu)

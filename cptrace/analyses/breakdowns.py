@@ -152,7 +152,7 @@ def _bytes_in(text: str) -> int | None:
 
 def _bandwidth(scope: Scope, frame: pd.DataFrame) -> pd.arrays.FloatingArray:
     """Return bytes per second; none for one-GPU runs with virtual ranks, whose copies cross no link."""
-    can_tell = ~frame["bytes"].isna().to_numpy() & (scope.trace.meta.run.get("transport") != "local-d2d")
+    can_tell = ~frame["bytes"].isna().to_numpy() & (scope.trace.meta.run.get("transport") != labels.LOCAL_D2D)
     # As floats: what all steps of a long run send, times 1e9, is beyond 64 bits.
     size = _int64(frame, "bytes").astype(np.float64)
     return fraction(size * NS_PER_UNIT["s"], _int64(frame, "total_ns"), can_tell)

@@ -21,7 +21,7 @@ from cptrace.labels import CPU_EMULATED, CUDA
 AUTO: Final = "auto"
 CHOICES: Final = (AUTO, CPU, CUDA_DEVICE)
 
-_DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
+_DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, AMD's
 _TIMEOUT_S: Final = 60
 _QUESTION: Final = (
     "import json, torch\n"
@@ -76,8 +76,8 @@ def choose_device(
 
 def find_cuda() -> tuple[int, str]:
     """Return how many CUDA devices torch sees, and what was found, for people."""
-    if not any(Path(path).exists() for path in _DRIVER_FILES):
-        return 0, "this machine has no CUDA driver"
+    if not any(path for pattern in _DEVICE_FILES for path in Path("/dev").glob(pattern)):
+        return 0, "this machine has no CUDA device"
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return 0, "CUDA_VISIBLE_DEVICES hides all devices"
     try:
@@ -86,8 +86,8 @@ def find_cuda() -> tuple[int, str]:
         )
         answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return 0, "there is a CUDA driver, but torch does not start"
+        return 0, "there is a CUDA device, but torch does not start"
     n_devices, version = int(answer["n_devices"]), answer["version"]
     if not n_devices:
-        return 0, f"there is a CUDA driver, but torch {version} sees no device"
+        return 0, f"there is a CUDA device, but torch {version} does not see it"
     return n_devices, f"torch {version} sees {n_devices} CUDA device" + ("" if n_devices == 1 else "s")

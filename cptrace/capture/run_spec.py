@@ -21,7 +21,8 @@ from cptrace.schemes.transformer import (
     require_split,
 )
 
-CLOCKS: Final = ("paced", "real", "virtual")
+VIRTUAL: Final = "virtual"
+CLOCKS: Final = ("paced", "real", VIRTUAL)
 
 CPU: Final = "cpu"
 CUDA_DEVICE: Final = "cuda"
@@ -260,7 +261,7 @@ class RunSpec:
 
     def _validate_device(self) -> None:
         is_cuda = self.device == CUDA_DEVICE
-        if is_cuda and self.clock == "virtual":
+        if is_cuda and self.clock == VIRTUAL:
             raise UsageError(
                 "--device cuda --clock virtual: only the emulated device computes times; use --device cpu"
             )

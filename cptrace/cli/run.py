@@ -1,11 +1,11 @@
-"""`cptrace run`: run a scheme on an emulated device, write its report, and say what it shows."""
+"""`cptrace run`: run a scheme on an emulated device or on GPUs, write its report, and say what it shows."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
@@ -14,6 +14,10 @@ from typing import Any, Final
 
 import click
 
+from cptrace.capture.devices import AUTO as AUTO_DEVICE
+from cptrace.capture.devices import CHOICES as DEVICE_CHOICES
+from cptrace.capture.devices import choose_device
+from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
 from cptrace.capture.nsys_capture import original_of
@@ -21,13 +25,13 @@ from cptrace.capture.nsys_command import REPORT_SUFFIX
 from cptrace.capture.presets import PRESETS, find_preset
 from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
 from cptrace.capture.profilers import NAMES as PROFILER_NAMES
-from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, RunSpec
+from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, VIRTUAL, RunSpec
 from cptrace.cli.output import check_output
 from cptrace.cli.run_text import describe_failure, describe_outcome
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError, RunError
 from cptrace.faults import FAULTS
-from cptrace.labels import CPU_EMULATED
+from cptrace.impls import IMPLS, require_impl
 from cptrace.schemes import ELEMENT_BYTES, SCHEMES, find_scheme
 from cptrace.schemes.transformer import FFN_MULTIPLE, LLAMA, MODELS, default_ffn
 
@@ -140,6 +144,26 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
 )
 @click.option("--forward-only", is_flag=True, help="Leave out the backward pass.")
 @click.option(
+    "--device",
+    type=click.Choice(DEVICE_CHOICES),
+    default=AUTO_DEVICE,
+    show_default=True,
+    help="cpu: the emulated device; cuda: one GPU per rank, or all ranks on the only one; auto: cuda where torch sees "
+    "it and nothing else asks for emulation.",
+)
+@click.option(
+    "--impl",
+    default=_DEFAULTS.impl,
+    show_default=True,
+    metavar="NAME",
+    help="Whose code computes the scheme. " + " ".join(f"{each.name}: {each.summary}." for each in IMPLS),
+)
+@click.option(
+    "--impl-check",
+    is_flag=True,
+    help="Show each tensor's error beside that of one kernel that does the same maths.",
+)
+@click.option(
     "--clock",
     type=click.Choice(CLOCKS),
     default=_DEFAULTS.clock,
@@ -201,20 +225,26 @@ def run(
     force: bool,
     profiler: str,
     dry_run: bool,
+    impl_check: bool,
     preset: str | None,
     **options: Any,
 ) -> None:
     """Run one context-parallel attention step on this machine, no GPU needed, and analyse its trace.
 
     Each rank is a process with an emulated device: CUDA's streams and events on CPU threads, real attention
-    and real transfers. The report has the schema of an Nsight Systems SQLite export.
+    and real transfers; or with a GPU. The report has the schema of an Nsight Systems SQLite export. Processes that
+    torchrun or srun starts are one rank each.
     """
-    spec = _make_spec(options, _given(click.get_current_context()), preset)
+    require_impl(options["impl"])
+    device = choose_device(options["device"], needs_emulation=_why_emulated(options))
+    spec = _make_spec(options | {"device": device.name}, _given(click.get_current_context()), preset)
     spec.validate()
-    choice = choose_profiler(profiler, CPU_EMULATED)
+    if _is_one_of_many(spec):
+        return
+    choice = choose_profiler(profiler, device.kind)
     path = choose_output(output, force=force)
     if dry_run:
-        click.echo(describe_plan(choice, spec, path, CPU_EMULATED))
+        click.echo(describe_plan(choice, spec, path, device.kind))
         return
     capture = launch if choice.profiler is RECORDER else choice.profiler.capture
     original = path.with_suffix(REPORT_SUFFIX)
@@ -228,9 +258,27 @@ def run(
     if output_format == "json":
         click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))
     else:
-        click.echo(describe_outcome(outcome))
+        click.echo(describe_outcome(outcome, device.reason, has_impl_check=impl_check))
         _show_analysis(path)
     _require_passed(outcome)
+
+
+def _why_emulated(options: Mapping[str, Any]) -> str | None:
+    """Return why a run must have the emulated device even beside a GPU, None where it need not."""
+    if options["clock"] == VIRTUAL:
+        return "only the emulated device has a virtual clock"
+    if options["faults"]:
+        return "what a fault must cause is known on the emulated device"
+    return None
+
+
+def _is_one_of_many(spec: RunSpec) -> bool:
+    """Run this process's rank, if a launcher started it and rank 0 is another one, which speaks for all."""
+    launched = find_launched(os.environ)
+    if launched is None or launched.rank == 0:
+        return False
+    launch(spec, Path(f".cptrace-rank-{launched.rank}.sqlite"), lambda _text: None)  # writes no report
+    return True
 
 
 def _given(context: click.Context) -> set[str]:

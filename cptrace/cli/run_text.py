@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cptrace.capture.launcher import RunOutcome
 from cptrace.faults import find_fault, has_undefined_results, parse_fault
+from cptrace.labels import CUDA, LOCAL_D2D
 from cptrace.schemes import HEADS
 from cptrace.schemes.transformer import ATTENTION
 
 
-def describe_outcome(outcome: RunOutcome) -> str:
-    """Return what ran, how exact it was, and where the report is."""
+def describe_outcome(
+    outcome: RunOutcome, device_reason: str | None = None, *, has_impl_check: bool = False
+) -> str:
+    """Return what ran, how exact it was, and where the report is.
+
+    Args:
+        outcome: The finished run.
+        device_reason: Why it ran on its device; None where nobody chose.
+        has_impl_check: Whether to show each tensor's error beside one kernel's.
+    """
     run_of = outcome.metadata
     parity = run_of["checks"]["parity"]
     parts = [_describe_run(run_of)]
+    parts += [f"  device {run_of['device']}: {device_reason}"] if device_reason else []
     parts += [_describe_faults(run_of["faults"])] if run_of["faults"] else []
     parts += [_describe_padding(run_of)] if run_of["padded_tokens"] else []
     parts += [_describe_parity(parity)] if parity is not None else [_why_not_checked(run_of)]
+    parts += [_describe_impl_check(run_of["impl"], parity)] if has_impl_check and parity else []
     parts += [_describe_running_max(run_of["checks"]["running_max"])]
     fp8 = run_of["checks"]["fp8_messages"]
     parts += [_describe_fp8(fp8)] if fp8 is not None else []
@@ -32,12 +44,20 @@ def _describe_run(run_of: Mapping[str, Any]) -> str:
         f" ({run_of['kv_heads']} for K and V)" if run_of["kv_heads"] != run_of["heads"] else ""
     )
     return (
-        f"Ran {_what(run_of)}, {' + '.join(run_of['passes'])}, on {_ranks(run_of)}. "
-        f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's.\n"
+        f"Ran {_what(run_of)}, {' + '.join(run_of['passes'])}, on {_ranks(run_of)}. {_describe_device(run_of)}\n"
         f"  {run_of['seq_len']} tokens ({_tokens_per_rank(run_of)} per rank), {heads} of "
         f"{run_of['head_dim']}, {run_of['layers']} layer(s), {run_of['dtype']}, {mask} attention, "
         f"{run_of['steps']} step(s) after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
     )
+
+
+def _describe_device(run_of: Mapping[str, Any]) -> str:
+    """Return whose times the figures are, and what the data crossed."""
+    if run_of["device_kind"] != CUDA:
+        return f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's."
+    if run_of["transport"] == LOCAL_D2D:
+        return f"All on one {run_of['gpu']} (local-d2d): transfers are copies within the device and cross no link."
+    return f"One {run_of['gpu']} each, transfers by NCCL."
 
 
 def _what(run_of: Mapping[str, Any]) -> str:
@@ -90,6 +110,8 @@ def _whose_times(run_of: Mapping[str, Any]) -> str:
 
 
 def _describe_model(run_of: Mapping[str, Any]) -> str:
+    if run_of["device_kind"] == CUDA:
+        return "  no model: times are the GPU's"
     if run_of["clock"] == "real":
         return "  no model: ops take what they take on this machine's cores, which the ranks share"
     return (
@@ -107,6 +129,29 @@ def _describe_parity(rows: Sequence[Mapping[str, Any]]) -> str:
     lines += [f"  {rank:>4}  " + "".join(_worst(rows, rank, name) for name in names) for rank in ranks]
     limits = (min(row["max_limit"] for row in rows if row["tensor"] == name) for name in names)
     return "\n".join([*lines, "  limit " + "".join(f"{limit:>12.2e}" for limit in limits)])
+
+
+def _describe_impl_check(impl: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the errors per tensor, the worst of all ranks and layers, beside one kernel's there."""
+    lines = [
+        f"Implementation {impl}, errors against dense float64 beside those of the same maths in one kernel:"
+    ]
+    columns = ("largest", "one kernel", "rms", "one kernel")
+    lines.append("  tensor" + "".join(f"{name:>12}" for name in columns))
+    for name in dict.fromkeys(row["tensor"] for row in rows):
+        cells = []
+        for error, one_kernel in (
+            ("max_error", "one_kernel_max_error"),
+            ("rms_error", "one_kernel_rms_error"),
+        ):
+            own = [row for row in rows if row["tensor"] == name]
+            worst = max(own, key=lambda row: math.inf if row[error] is None else row[error])
+            cells += [
+                "not finite" if worst[error] is None else f"{worst[error]:.2e}",
+                f"{worst[one_kernel]:.2e}",
+            ]
+        lines.append(f"  {name:<6}" + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)
 
 
 def _worst(rows: Sequence[Mapping[str, Any]], rank: int, tensor: str) -> str:

@@ -16,16 +16,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cptrace.labels import LOCAL_D2D
 from instrumented.runtime import collectives
 from instrumented.runtime.api import Message, Partition
 from instrumented.runtime.collectives import Member, Round
-
-NAME: Final = "local-d2d"
 
 
 class MeetingBroken(RuntimeError):
@@ -114,7 +113,7 @@ class LocalCommunicator:
 class LocalTransport:
     """Copies between the ranks of one process; implements `instrumented.runtime.transport.Transport`."""
 
-    name = NAME
+    name = LOCAL_D2D
     kernel_prefix = "d2d_"
     shares_device = True
 

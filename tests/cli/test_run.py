@@ -169,6 +169,10 @@ def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome
     """Return the outcome of a run with one parity row."""
     check = {"passed": running_max, "n_merges": 4, "n_not_finite": 0 if running_max else 3, "n_decreased": 0}
     metadata = {
+        "device_kind": "cpu-emulated",
+        "transport": "gloo-loopback",
+        "device": "cpu",
+        "impl": "builtin",
         "scheme": "ring",
         "passes": ["forward", "backward"],
         "cp_size": 4,
@@ -412,3 +416,80 @@ def test_a_race_ends_well_whatever_it_computed(tmp_path):
 def test_only_where_results_are_undefined_may_the_running_statistic_be_damaged(faults, passes):
     outcome = outcome_with(parity_row(), running_max=False)
     assert RunOutcome(outcome.report, {**outcome.metadata, "faults": faults}).has_passed is passes
+
+
+def test_a_run_says_which_device_it_had_and_why(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    assert "  device cpu: only the emulated device has a virtual clock" in finished[1].stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("transport", "said"),
+    [
+        (
+            "local-d2d",
+            "All on one H200 (local-d2d): transfers are copies within the device and cross no link.",
+        ),
+        ("nccl", "One H200 each, transfers by NCCL."),
+    ],
+)
+def test_a_run_on_gpus_says_what_its_transfers_cross(transport: str, said: str) -> None:
+    outcome = outcome_with(parity_row())
+    on_gpu = {"device_kind": "cuda", "device": "cuda", "transport": transport, "gpu": "H200", "clock": None}
+    text = describe_outcome(RunOutcome(outcome.report, {**outcome.metadata, **on_gpu}), "torch sees 1 device")
+    assert said in text
+    assert "times are the GPU's" in text
+    assert "device cuda: torch sees 1 device" in text
+    assert "emulat" not in text.lower()
+
+
+def test_impl_check_shows_both_columns() -> None:
+    one_kernel = {"one_kernel_max_error": 3e-7, "one_kernel_rms_error": 4e-8}
+    rows = [parity_row(rank=0, **one_kernel), parity_row(rank=1, max_error=1.5e-7, **one_kernel)]
+    outcome = outcome_with(rows[0])
+    outcome.metadata["checks"]["parity"] = rows  # type: ignore[index]
+    text = describe_outcome(outcome, has_impl_check=True)
+    (line,) = (line for line in text.splitlines() if line.startswith("  dk "))
+    assert line.split() == ["dk", "1.50e-07", "3.00e-07", "1.00e-08", "4.00e-08"]
+    assert "Implementation builtin" in text
+    assert "Implementation" not in describe_outcome(outcome)
+
+
+@pytest.mark.usefixtures("no_start")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            ["--impl", "yunchang"],
+            RunError,
+            "needs the package yunchang, which is not installed: pip install yunchang",
+        ),
+        (["--impl", "megatron"], UsageError, "choose one of builtin, transformer-engine"),
+        (
+            ["--impl", "torch", "--scheme", "ring"],
+            UsageError,
+            "it has te, all_gather; ring is in --impl builtin",
+        ),
+        (["--impl", "torch", "--scheme", "te", "--device", "cpu"], UsageError, "runs on CUDA alone"),
+    ],
+)
+def test_an_implementation_that_is_not_there_is_refused(
+    arguments: list[str], error: type[CptraceError], message: str
+) -> None:
+    raised = invoke(*arguments)
+    assert isinstance(raised, error)
+    assert message in str(raised)
+
+
+def test_a_rank_that_a_launcher_started_leaves_the_speaking_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(cli_run, "launch", lambda spec, *_: started.append(spec.cp_size))
+    result = CliRunner().invoke(run_command, ["--device", "cpu"])
+    assert (result.exception, result.output, started) == (None, "", [4])
+    assert list(tmp_path.iterdir()) == []
