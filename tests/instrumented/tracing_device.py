@@ -71,8 +71,9 @@ class _Watch(TorchDispatchMode):
 
 
 def _overwrites(func: Any) -> bool:
-    """Whether an op that writes its first argument does not look at it."""
-    return func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_)
+    """Whether an op that writes an argument does not look at it: it fills the first one, or the one called `out`."""
+    filling = (torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_)
+    return func.overloadpacket in filling or func._overloadname == "out"
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
