@@ -16,6 +16,7 @@ import torch.distributed as dist
 from cptrace.capture.launched import Launched
 from cptrace.capture.run_spec import CPU, RunSpec
 from cptrace.errors import RunError
+from cptrace.impls import BUILTIN
 from cptrace.labels import CPU_EMULATED, CUDA, LOCAL_D2D
 from instrumented.devices import make_shared
 from instrumented.processes import FORK, SPAWN, run_ranks
@@ -62,7 +63,12 @@ def choose_backend(spec: RunSpec, n_devices: int | None = None) -> Backend:
     n_devices = torch.cuda.device_count() if n_devices is None else n_devices
     if n_devices == 0:
         raise RunError(f"--device cuda: torch {torch.__version__} sees no CUDA device; use --device cpu")
-    if spec.n_ranks == 1 or n_devices == 1:
+    if spec.impl != BUILTIN and n_devices < spec.n_ranks:
+        raise RunError(
+            f"--impl {spec.impl}: a library needs a CUDA device for each of {spec.n_ranks} ranks, and this host has "
+            f"{n_devices}; use --impl {BUILTIN}, which can share one"
+        )
+    if spec.impl == BUILTIN and (spec.n_ranks == 1 or n_devices == 1):
         return ONE_GPU
     if n_devices < spec.n_ranks:
         raise RunError(

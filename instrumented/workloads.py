@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from cptrace.capture.run_spec import RunSpec
 from cptrace.schemes.transformer import LLAMA
 from instrumented.checks import ParityCheck, ParityRow
+from instrumented.impls import implementation_of
 from instrumented.model import LlamaModel, ModelPlan
 from instrumented.model_checks import LossLimit, ModelCheck, ModelFigures
 from instrumented.model_weights import BlockWeights
@@ -16,7 +17,7 @@ from instrumented.oracle import TENSOR_NAMES
 from instrumented.problem import LayerState, Problem, make_inputs
 from instrumented.runtime.api import Device
 from instrumented.runtime.gloo import gather_shards
-from instrumented.schemes import Monitors, find
+from instrumented.schemes import Monitors
 
 _N_FORWARD_RESULTS: Final = 1
 
@@ -70,7 +71,7 @@ class AttentionWorkload:
 
     def __init__(self, device: Device, spec: RunSpec) -> None:
         """Place the inputs and make the scheme."""
-        problem, scheme = Problem.of(spec), find(spec.scheme)
+        problem, scheme = Problem.of(spec), implementation_of(spec)
         layout = scheme.placement(problem)
         self._n_tensors = _N_FORWARD_RESULTS if spec.forward_only else len(TENSOR_NAMES)
         self._layers = [

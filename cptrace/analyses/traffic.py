@@ -17,6 +17,7 @@ import pandas as pd
 
 from cptrace import labels
 from cptrace.analyses.scope import Scope, device_work_missing
+from cptrace.impls import BUILTIN
 from cptrace.launches import closed_ranges, distinct_names, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.schemes import Traffic
@@ -43,6 +44,7 @@ _COLUMNS: Final = (
     *_NULLABLE[1:],
     "by_tensor",
 )
+_LABELLED: Final = (BUILTIN, "reference")  # what older runs called it
 _PASS_ORDER: Final = {name: number for number, name in enumerate(labels.PASSES)}
 
 
@@ -81,6 +83,10 @@ def by_layer(scope: Scope) -> pd.DataFrame | NotApplicable:
             _ANALYSIS,
             "bytes sent are compared with a scheme's formula, and this trace does not say which scheme ran; traces of"
             " `cptrace run` do",
+        )
+    if (impl := trace.meta.run.get("impl", BUILTIN)) not in _LABELLED:
+        return NotApplicable(
+            _ANALYSIS, f"the exchanges of {impl} carry no labels that tell their bytes; those of {BUILTIN} do"
         )
     try:
         expected = expected_traffic(trace.meta.run)

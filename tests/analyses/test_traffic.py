@@ -171,3 +171,7 @@ def test_the_mesh_is_told(tmp_path: Path) -> None:
     assert "ring in llama: 2 ranks x 4 that share the weights," in text_of(
         analyze(tmp_path, [hop(HOP_BYTES)], model="llama", tp_size=4, heads=8, kv_heads=4)
     )
+
+
+def test_a_librarys_exchanges_have_no_labels(tmp_path: Path) -> None:
+    assert "the exchanges of yunchang carry no labels" in reason_in(analyze(tmp_path, [], impl="yunchang"))
