@@ -34,6 +34,9 @@ class Host(NamedTuple):
         call: Blocking call, int64 of shape (K,).
         producer: Row of an op that it waits for, int64 of shape (K,).
         lag_ns: From the op's end to the call's, int64 of shape (K,).
+        is_device: Whether each call waits for all streams of its context, bool of shape (B,).
+        context: Number of the context of each call, counted over all processes, int64 of shape (B,).
+        context_of_op: The same of each op, int64 of shape (N,).
     """
 
     anchor: Int64Array
@@ -44,6 +47,9 @@ class Host(NamedTuple):
     call: Int64Array
     producer: Int64Array
     lag_ns: Int64Array
+    is_device: BoolArray
+    context: Int64Array
+    context_of_op: Int64Array
 
 
 def find_host(trace: Trace, dependencies: Dependencies, arrival_ns: Int64Array) -> Host:
@@ -62,7 +68,50 @@ def find_host(trace: Trace, dependencies: Dependencies, arrival_ns: Int64Array) 
     is_possible = arrival_ns[producer] <= blocking.end_ns[call]
     call, producer = call[is_possible], producer[is_possible]
     cost, lag = _costs(blocking.start_ns, blocking.end_ns, call, trace.ops["end_ns"].to_numpy()[producer])
-    return Host(anchor, has_anchor, before, has_before, cost, call, producer, lag)
+    syncs = trace.syncs.iloc[blocking.sync]
+    is_device = (syncs["kind"] == "context").to_numpy()
+    context_of_op, context = _number_contexts(trace.ops, syncs)
+    waits = (call, producer, lag)
+    return Host(anchor, has_anchor, before, has_before, cost, *waits, is_device, context, context_of_op)
+
+
+def loose_waits(
+    host: Host, dependencies: Dependencies, loose: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return what waits for ops that nothing in their stream waits for any more: calls, ops, and lags in ns.
+
+    A call that waits for a whole device waits for the last op of each stream. Where that no longer waits for those
+    before it, they are to be waited for as well, by the first such call behind their launch.
+
+    Args:
+        host: How the host's threads hang on device work.
+        dependencies: What each op had to wait for.
+        loose: Rows of the ops.
+    """
+    lag = np.full(len(host.cost_ns), np.iinfo(np.int64).max)
+    np.minimum.at(lag, host.call, host.lag_ns)
+    calls, producers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    start_ns = dependencies.blocking.start_ns
+    for context in np.unique(host.context_of_op[loose]):
+        ops = loose[(host.context_of_op[loose] == context) & dependencies.is_launch_known[loose]]
+        mine = np.flatnonzero(host.is_device & (host.context == context) & (lag < np.iinfo(np.int64).max))
+        mine = mine[np.argsort(start_ns[mine], kind="stable")]
+        place = np.searchsorted(start_ns[mine], dependencies.launch_start_ns[ops], side="right")
+        is_there = place < len(mine)
+        calls.append(mine[place[is_there]])
+        producers.append(ops[is_there])
+    call = np.concatenate(calls)
+    return call, np.concatenate(producers), lag[call]
+
+
+def _number_contexts(ops: pd.DataFrame, syncs: pd.DataFrame) -> tuple[Int64Array, Int64Array]:
+    """Return a number for the context of each op and of each call."""
+    keys = [
+        np.concatenate([frame[name].to_numpy(dtype=np.int64, na_value=-1) for frame in (ops, syncs)])
+        for name in ("process", "context")
+    ]
+    codes = pd.factorize(pd.MultiIndex.from_arrays(keys))[0].astype(np.int64)
+    return codes[: len(ops)], codes[len(ops) :]
 
 
 def _anchors(trace: Trace, dependencies: Dependencies) -> tuple[Int64Array, BoolArray]:
@@ -167,34 +216,49 @@ def launch_offsets(
 def _squeeze(host: Host, dependencies: Dependencies, gap_ns: int) -> tuple[Int64Array, Int64Array]:
     """Return the offsets and distances with no more than `gap_ns` between successive launches or calls of a thread."""
     blocking, launch_ns = dependencies.blocking, dependencies.launch_end_ns
-    n_calls = len(blocking.thread)
-    _, thread = np.unique(np.concatenate((dependencies.launch_thread, blocking.thread)), return_inverse=True)
-    of_op, of_call = thread[: len(launch_ns)], thread[len(launch_ns) :]
-    stretch = of_op * (n_calls + 1) + np.where(host.has_anchor, host.anchor + 1, 0)
+    of_op, of_call = _stretches(host, dependencies)
     rows = np.flatnonzero(dependencies.is_launch_known)
-    rows = rows[np.lexsort((launch_ns[rows], stretch[rows]))]
-    is_first = np.append(True, np.diff(stretch[rows]) != 0)[: len(rows)]
-    # A thread's first launch stays where it is; later ones move up to what is before them.
-    base = np.where(host.has_anchor, _at(blocking.end_ns, host.anchor), launch_ns)[rows]
-    last_ns = np.where(is_first, base, np.roll(launch_ns[rows], 1))
-    total = np.cumsum(np.minimum(launch_ns[rows] - last_ns, gap_ns))
-    first = np.flatnonzero(is_first)
-    size = np.diff(np.append(first, len(rows)))
-    total -= np.repeat((total - np.minimum(launch_ns[rows] - last_ns, gap_ns))[first], size)
-    total += np.repeat(np.where(host.has_anchor[rows], 0, base)[first], size)
+    rows = rows[np.lexsort((launch_ns[rows], of_op[rows]))]
     offset = launch_ns.copy()
-    offset[rows] = total
-    wanted = of_call * (n_calls + 1) + np.where(host.has_before, host.before + 1, 0)
-    place = np.searchsorted(stretch[rows], wanted, side="right") - 1
-    has_launch = (place >= 0) & (stretch[_at(rows, np.maximum(place, 0))] == wanted)
-    row = _at(rows, np.maximum(place, 0))
-    behind = np.minimum(blocking.start_ns - _at(launch_ns, row), gap_ns) + _at(offset, row)
-    alone = np.where(
-        host.has_before,
-        np.minimum(blocking.start_ns - blocking.end_ns[host.before], gap_ns),
-        blocking.start_ns,
+    offset[rows] = _squeezed(host, dependencies, rows, of_op[rows], gap_ns)
+    # A call comes a pause after the last launch before it, or after the call before it where there is none.
+    origin = np.where(host.has_before, blocking.end_ns[host.before], blocking.start_ns)
+    alone = np.minimum(blocking.start_ns - origin, gap_ns) + np.where(host.has_before, 0, origin)
+    if not len(rows):
+        return offset, alone
+    last = np.maximum(np.searchsorted(of_op[rows], of_call, side="right") - 1, 0)
+    has_launch = of_op[rows[last]] == of_call
+    pause = np.minimum(blocking.start_ns - launch_ns[rows[last]], gap_ns)
+    return offset, np.where(has_launch, offset[rows[last]] + pause, alone)
+
+
+def _stretches(host: Host, dependencies: Dependencies) -> tuple[Int64Array, Int64Array]:
+    """Return the stretch of a thread that each launch lies in, and the one that each blocking call ends.
+
+    A stretch is what follows one call; the first of a thread follows none.
+    """
+    blocking = dependencies.blocking
+    threads = np.concatenate((dependencies.launch_thread, blocking.thread))
+    _, thread = np.unique(threads, return_inverse=True)
+    follows = np.concatenate(
+        (np.where(host.has_anchor, host.anchor + 1, 0), np.where(host.has_before, host.before + 1, 0))
     )
-    return offset, np.where(has_launch, behind, alone)
+    stretch = thread.astype(np.int64) * (len(blocking.thread) + 1) + follows
+    return stretch[: len(host.anchor)], stretch[len(host.anchor) :]
+
+
+def _squeezed(
+    host: Host, dependencies: Dependencies, rows: Int64Array, stretch: Int64Array, gap_ns: int
+) -> Int64Array:
+    """Return the offsets of launches that are ordered by stretch and time; a thread's first stays where it is."""
+    launch_ns, has_anchor = dependencies.launch_end_ns[rows], host.has_anchor[rows]
+    origin = np.where(has_anchor, _at(dependencies.blocking.end_ns, host.anchor[rows]), launch_ns)
+    is_first = np.append(True, np.diff(stretch) != 0)[: len(rows)]
+    pause = np.minimum(launch_ns - np.where(is_first, origin, np.roll(launch_ns, 1)), gap_ns)
+    total = np.cumsum(pause)
+    first = np.flatnonzero(is_first)
+    base = np.where(has_anchor, 0, launch_ns)[first] - (total - pause)[first]
+    return np.asarray(total + np.repeat(base, np.diff(np.append(first, len(rows)))), np.int64)
 
 
 def _at(values: Int64Array, places: Int64Array) -> Int64Array:

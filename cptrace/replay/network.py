@@ -16,7 +16,7 @@ import numpy as np
 
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.replay.changes import Changes, keeps
-from cptrace.replay.host import launch_offsets
+from cptrace.replay.host import launch_offsets, loose_waits
 from cptrace.replay.recording import Recording
 from cptrace.replay.runs import Lags, Launched, Runs, find_lags, find_launched, find_runs
 from cptrace.replay.solve import NEVER, Edges, join
@@ -158,14 +158,25 @@ def _calls(recording: Recording, changes: Changes, nodes: Nodes) -> tuple[Int64A
     host = recording.host
     _, distance = launch_offsets(host, recording.dependencies, changes.host_gap_ns)
     later = np.flatnonzero(host.has_before)
-    wait = np.flatnonzero(keeps(changes.drop_blocking, len(distance))[host.call])
-    producer = host.producer[wait]
+    call, producer, lag = _waits_of_calls(recording, changes)
+    waits = keeps(changes.drop_blocking, len(distance))[call]
+    call, producer, lag = call[waits], producer[waits], lag[waits]
     edges = join(
         Edges(nodes.first_call + host.before[later], nodes.first_call + later, distance[later]),
-        Edges(
-            nodes.end[producer],
-            nodes.first_call + host.call[wait],
-            nodes.duration_ns[producer] + host.lag_ns[wait],
-        ),
+        Edges(nodes.end[producer], nodes.first_call + call, nodes.duration_ns[producer] + lag),
     )
     return np.where(host.has_before, NEVER, distance), edges
+
+
+def _waits_of_calls(recording: Recording, changes: Changes) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return blocking calls, the ops that each waits for, and the lags of their ends."""
+    host = recording.host
+    recorded = (host.call, host.producer, host.lag_ns)
+    if changes.drop_previous is None:
+        return recorded
+    rows, is_first = recording.order.rows, recording.order.is_first
+    is_behind_loose = changes.drop_previous[rows] & ~is_first
+    loose = rows[np.flatnonzero(is_behind_loose) - 1]
+    added = loose_waits(host, recording.dependencies, loose)
+    call, producer, lag = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
+    return call, producer, lag

@@ -114,6 +114,8 @@ class PlainReplay:
             call = {
                 "thread": int(blocking.thread[b]),
                 "process": int(sync["process"]),
+                "context": int(sync["context"]),
+                "is_device": sync["kind"] == "context",
                 "start": int(blocking.start_ns[b]),
                 "end": int(blocking.end_ns[b]),
             }
@@ -289,8 +291,24 @@ class _Times:
                 free = self.time("launched", j) + min(call["start"] - end, gap)
         found = [free + call["cost"]]
         if not _is_dropped(self.changes.drop_blocking, b):
-            found += [
-                self.time("end", p) + min(call["late"], call["end"] - self.recorded.end(p))
-                for p in call["producers"]
-            ]
+            lags = {p: min(call["late"], call["end"] - self.recorded.end(p)) for p in call["producers"]}
+            found += [self.time("end", p) + lag for p, lag in lags.items()]
+            found += [self.time("end", i) + min(lags.values()) for i in self._loose(b)]
         return max(found)
+
+    def _loose(self, b: int) -> list[int]:
+        """Return the ops that nothing in their stream waits for any more, and that this call is first to wait for."""
+        loose = []
+        for k, i in self.recorded.previous.items():
+            if _is_dropped(self.changes.drop_previous, k) and i in self.recorded.launch:
+                place = (self.recorded.ops[i]["process"], self.recorded.ops[i]["context"])
+                later = [
+                    (call["start"], number)
+                    for number, call in enumerate(self.recorded.calls)
+                    if call["is_device"]
+                    and call["producers"]
+                    and (call["process"], call["context"]) == place
+                    and call["start"] > self.recorded.launch[i][1]
+                ]
+                loose += [i] if later and min(later)[1] == b else []
+        return loose
