@@ -190,18 +190,25 @@ def _needs_two_transfers(options: RunOptions) -> str | None:
 
 
 def _needs_slow_link(options: RunOptions) -> str | None:
-    """Both transfers of a hop, one after another, may still fit behind its attention backward."""
+    """Both transfers of a hop, one after another, may still fit behind its attention backward.
+
+    A ring of 2 sends K and V once, at its start; they only stand in the way of the first gradients, which have
+    the second hop's attention to hide behind.
+    """
     shape = options.shape
     u = shape.ulysses_size if options.scheme == "usp" else 1
     halves = 2 if shape.is_causal and options.scheme != "ring" else 1
     n_pairs = (shape.local_len * u) ** 2 // halves
     attention_ns = _FLOPS_PER_PAIR * n_pairs * shape.heads // u * shape.head_dim / options.compute_gflops
     sum_bytes = max(_LEAST_SUM_BYTES, shape.element_bytes)
-    n_bits = 8 * 2 * shape.chunk_elements * (shape.element_bytes + sum_bytes)
+    kv_bytes = shape.element_bytes if _n_ring_hops(options) > 2 else 0
+    n_bits = 8 * 2 * shape.chunk_elements * (kv_bytes + sum_bytes)
     if n_bits / options.link_gbps > _CLEARLY * attention_ns:
         return None
     slow_gbps = n_bits / attention_ns / _CLEARLY**2
-    return f"both transfers of a hop fit behind its attention; use --link-gbps {slow_gbps:.2g}, or less"
+    return (
+        f"what is sent fits behind attention one after another too; use --link-gbps {slow_gbps:.2g}, or less"
+    )
 
 
 def _needs_balance(options: RunOptions) -> str | None:

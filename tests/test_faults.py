@@ -19,7 +19,7 @@ from cptrace.faults import (
 )
 from cptrace.schemes import SCHEMES
 
-SLOW_LINK_GBPS = 0.2  # two transfers of a hop take longer than its attention
+SLOW_LINK_GBPS = 0.05  # a transfer takes longer than the attention beside it
 
 RINGS = {"ring", "zigzag_ring", "striped_ring"}
 APPLICABLE = {
@@ -182,7 +182,7 @@ def test_the_link_that_the_advice_names_is_slow_enough(scheme: str, dtype: str) 
     assert reason is not None
     advised_gbps = float(reason.partition("use --link-gbps ")[2].partition(",")[0])
     replace(fast, link_gbps=advised_gbps).validate()
-    with pytest.raises(UsageError, match="both transfers of a hop fit behind its attention"):
+    with pytest.raises(UsageError, match="fits behind attention one after another too"):
         replace(fast, link_gbps=2 * advised_gbps).validate()
 
 

@@ -344,7 +344,7 @@ def _applicable() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
             for fault in FAULTS:
                 for forward_only in (False, True) if size == N_RANKS else (False,):
                     sound = {**SMALL, "scheme": scheme.name, "cp_size": size, "forward_only": forward_only}
-                    sound |= HALF_LINK if fault.name == "shared-communicator" else {}
+                    sound |= {"link_gbps": 0.0003} if fault.name == "shared-communicator" else {}
                     sound |= {"causal": True} if fault.name == "unbalanced" else {}
                     broken = {**sound, "faults": (example_of(fault.name),)}
                     if reason_not_applicable(fault, RunSpec(**broken)) is None:
