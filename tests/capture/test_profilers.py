@@ -37,6 +37,14 @@ def test_a_gpu_is_recorded_with_nsys_where_that_works(monkeypatch: pytest.Monkey
     assert choose_profiler("auto", CUDA).profiler is NSYS
 
 
+def test_ranks_of_a_launcher_record_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    choice = choose_profiler("auto", CUDA)
+    assert choice.profiler is RECORDER
+    assert "around the launcher" in choice.reason
+
+
 @pytest.mark.parametrize(("tool", "nvtx"), [(None, "0.2.11"), (replace(TOOL, version="2022.4"), "0.2.17")])
 def test_a_gpu_is_recorded_with_torchs_profiler_where_nsys_cannot(
     tool: NsysTool | None, nvtx: str, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ LAYERS = (
     ("cptrace.renderers",),
     ("cptrace.exports",),
     ("cptrace.capture",),
+    ("cptrace.doctor",),
     ("cptrace.api",),
     ("cptrace.cli", "cptrace.__main__"),
 )

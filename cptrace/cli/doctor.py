@@ -1,0 +1,55 @@
+"""`cptrace doctor`: what this machine can run and record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cptrace.cli.output import write_output
+from cptrace.cli.settings import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from cptrace.doctor import Finding
+
+SCHEMA: Final = "cptrace.doctor/1"
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="Text for people, or JSON.",
+)
+def doctor(output_format: str) -> None:
+    """Say what is here to run and record with, what each lack costs, and how to mend it.
+
+    nsys is tried on a tiny report, torch is asked in a process of its own. That something lacks is no error.
+    """
+    from cptrace.doctor import examine
+
+    findings = examine()
+    text = json.dumps(to_json(findings), indent=2) + "\n" if output_format == "json" else describe(findings)
+    write_output(text, None)
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return findings for programs."""
+    return {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
+
+
+def describe(findings: Sequence[Finding]) -> str:
+    """Return findings for people: what is there in a line, what lacks with its cost and its mend."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:<8}{finding.name:<{width}}  {finding.found}")
+        lines += [f"{'':{width + 10}}costs: {finding.cost}"] if finding.cost else []
+        lines += [f"{'':{width + 10}}mend:  {finding.mend}"] if finding.mend else []
+    return "\n".join(lines) + "\n"
