@@ -25,10 +25,20 @@ from cptrace.findings import (
     single_buffer,
 )
 from cptrace.findings.case import Case, make_case
-from cptrace.findings.finding import Diagnosis, Finding, importance
+from cptrace.findings.finding import Diagnosis, Finding, Fix, importance
 from cptrace.outcome import NotApplicable
 
-__all__ = ["FINDINGS", "Case", "Diagnosis", "Finding", "Found", "diagnose", "find_diagnosis", "make_case"]
+__all__ = [
+    "FINDINGS",
+    "Case",
+    "Diagnosis",
+    "Finding",
+    "Fix",
+    "Found",
+    "diagnose",
+    "find_diagnosis",
+    "make_case",
+]
 
 FINDINGS: Final[tuple[Diagnosis, ...]] = (
     missing_event.DIAGNOSIS,

@@ -14,6 +14,7 @@ from cptrace.outcome import NotApplicable
 
 if TYPE_CHECKING:
     from cptrace.findings.case import Case
+    from cptrace.replay import Changes
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -112,6 +113,19 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """What a replay changes to take the cause of a finding out.
+
+    Attributes:
+        changes: Returns what is different in a case without the cause; None where the case does not have it.
+        form: Form of the finding that it mends; None for all.
+    """
+
+    changes: Callable[[Case], Changes | None]
+    form: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One line of the list of findings.
 
@@ -121,6 +135,7 @@ class Diagnosis:
         forms: Forms that it comes in; empty where there is one only.
         explanation: What `cptrace explain` says.
         find: Returns what it finds in a case, or why it could not look.
+        fixes: What its predictions change; empty where no gain is predicted.
     """
 
     code: str
@@ -128,6 +143,7 @@ class Diagnosis:
     explanation: Explanation
     find: Callable[[Case], Sequence[Finding] | NotApplicable]
     forms: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
 
 
 def op_evidence(case: Case, row: int, what: str) -> Evidence:

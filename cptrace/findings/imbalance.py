@@ -18,6 +18,7 @@ from cptrace.findings.finding import (
     Diagnosis,
     Explanation,
     Finding,
+    Fix,
     op_evidence,
 )
 from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
@@ -38,19 +39,14 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
-    speeds = find_speeds(case)
-    if not is_unbalanced(case, speeds):
+    made = changes(case)
+    if made is None:
         return ()
-    attention = _attention(case)
-    duration = case.recording.duration_ns.copy()
-    totals = {rank: int(duration[attention & (case.rank == rank)].sum()) for rank in speeds.ranks}
-    mean = sum(totals.values()) / len(totals)
-    for rank, total in totals.items():
-        mine = attention & (case.rank == rank)
-        duration[mine] = np.rint(duration[mine] * (mean / max(total, 1))).astype(np.int64)
-    prediction = case.predict(Changes(duration_ns=duration))
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    speeds, attention, totals = find_speeds(case), _attention(case), _totals(case)
+    mean = sum(totals.values()) / len(totals)
     most = max(totals, key=lambda rank: totals[rank])
     least = min(totals, key=lambda rank: totals[rank])
     is_schedule = _is_contiguous_causal(case)
@@ -81,6 +77,29 @@ def find(case: Case) -> Sequence[Finding]:
             evidence=_evidence(case, attention, (most, least)),
         )
     ]
+
+
+def changes(case: Case) -> Changes | None:
+    """Return the changes that the mean attention time on every rank makes, None where the work is balanced.
+
+    Args:
+        case: Case.
+    """
+    if not is_unbalanced(case, find_speeds(case)):
+        return None
+    attention, totals = _attention(case), _totals(case)
+    duration = case.recording.duration_ns.copy()
+    mean = sum(totals.values()) / len(totals)
+    for rank, total in totals.items():
+        mine = attention & (case.rank == rank)
+        duration[mine] = np.rint(duration[mine] * (mean / max(total, 1))).astype(np.int64)
+    return Changes(duration_ns=duration)
+
+
+def _totals(case: Case) -> dict[int, int]:
+    """Return the attention time of each rank in ns."""
+    attention, duration = _attention(case), case.recording.duration_ns
+    return {rank: int(duration[attention & (case.rank == rank)].sum()) for rank in case.scope.ranks}
 
 
 def is_unbalanced(case: Case, speeds: RankSpeeds) -> bool:
@@ -134,4 +153,5 @@ DIAGNOSIS: Final = Diagnosis(
     ),
     find,
     forms=(SCHEDULE, WORK),
+    fixes=(Fix(changes),),
 )

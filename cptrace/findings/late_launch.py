@@ -16,6 +16,7 @@ from cptrace.findings.finding import (
     Diagnosis,
     Explanation,
     Finding,
+    Fix,
     op_evidence,
     ranks_text,
 )
@@ -36,12 +37,13 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
-    rows = late_ops(case)
-    if not len(rows):
+    made = changes(case)
+    if made is None:
         return ()
-    prediction = case.predict(Changes(host_gap_ns=KEEPS_UP_NS))
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    rows = late_ops(case)
     late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
@@ -71,6 +73,15 @@ def find(case: Case) -> Sequence[Finding]:
     ]
 
 
+def changes(case: Case) -> Changes | None:
+    """Return the changes that a host that keeps up makes, None where no op waits for its launch.
+
+    Args:
+        case: Case.
+    """
+    return Changes(host_gap_ns=KEEPS_UP_NS) if len(late_ops(case)) else None
+
+
 def late_ops(case: Case) -> Int64Array:
     """Return the ops in steps that waited for nothing but their launch, but for the first of each step and rank.
 
@@ -97,4 +108,5 @@ DIAGNOSIS: Final = Diagnosis(
         fix="CUDA graphs, torch.compile, fewer and larger ops, a quieter launching thread.",
     ),
     find,
+    fixes=(Fix(changes),),
 )

@@ -20,6 +20,7 @@ from cptrace.findings.finding import (
     Diagnosis,
     Explanation,
     Finding,
+    Fix,
     pair_evidence,
     ranks_text,
 )
@@ -58,18 +59,13 @@ class _Inline(NamedTuple):
 
 
 def _find_host_sync(case: Case) -> Sequence[Finding]:
-    inline = inline_syncs(case)
-    if not len(inline.call):
+    made = changes(case)
+    if made is None:
         return ()
-    dropped = np.zeros(len(case.dependencies.blocking.thread), bool)
-    dropped[inline.call] = True
-    waits = Edges(inline.producer, inline.following)
-    edges = waits if case.flow is None else join(waits, needed_edges(case), buffer_edges(case))
-    prediction = case.predict(
-        Changes(drop_blocking=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
-    )
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    inline = inline_syncs(case)
     blocking = case.dependencies.blocking
     blocked_ns = (blocking.end_ns - blocking.start_ns)[inline.call]
     ranks = np.unique(case.rank[inline.following]).tolist()
@@ -99,6 +95,22 @@ def _find_host_sync(case: Case) -> Sequence[Finding]:
             ),
         )
     ]
+
+
+def changes(case: Case) -> Changes | None:
+    """Return the changes that events in place of blocking calls make, None where no call blocks inside a step.
+
+    Args:
+        case: Case.
+    """
+    inline = inline_syncs(case)
+    if not len(inline.call):
+        return None
+    dropped = np.zeros(len(case.dependencies.blocking.thread), bool)
+    dropped[inline.call] = True
+    waits = Edges(inline.producer, inline.following)
+    edges = waits if case.flow is None else join(waits, needed_edges(case), buffer_edges(case))
+    return Changes(drop_blocking=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
 
 
 def inline_syncs(case: Case) -> _Inline:
@@ -247,4 +259,5 @@ DIAGNOSIS: Final = Diagnosis(
     ),
     find,
     forms=(HOST_SYNC, RACE),
+    fixes=(Fix(changes, HOST_SYNC),),
 )

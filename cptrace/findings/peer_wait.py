@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from cptrace.findings.finding import (
     Diagnosis,
     Explanation,
     Finding,
+    Fix,
     pair_evidence,
     ranks_text,
 )
@@ -48,7 +49,7 @@ class _Root:
     form: str
     rank: int
     ratio: float
-    prediction: Prediction
+    changes: Changes
 
 
 def find(case: Case) -> Sequence[Finding] | NotApplicable:
@@ -62,13 +63,39 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         return waits
     speeds = find_speeds(case)
     roots = [root for root in (_straggler(case, speeds), _slow_link(case, speeds)) if root is not None]
-    found = [_of_root(case, waits, root) for root in roots if is_worth(case, root.prediction)]
+    predicted = [(root, case.predict(root.changes)) for root in roots]
+    found = [_of_root(case, waits, *pair) for pair in predicted if is_worth(case, pair[1])]
     if found:
         return found
     total_ns = int(waits.exposed_ns.sum())
     if is_unbalanced(case, speeds) or total_ns <= MIN_SHARE * case.step_ns * max(len(case.scope.ranks), 1):
         return ()
     return [_skew(case, waits, total_ns)]
+
+
+def straggler_changes(case: Case) -> Changes | None:
+    """Return the changes that the speed of the others makes on a straggler, None where there is none.
+
+    Args:
+        case: Case.
+    """
+    return _changes(case, _straggler)
+
+
+def slow_link_changes(case: Case) -> Changes | None:
+    """Return the changes that the speed of the others makes on a slow link, None where there is none.
+
+    Args:
+        case: Case.
+    """
+    return _changes(case, _slow_link)
+
+
+def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) -> Changes | None:
+    if isinstance(find_peer_waits(case), NotApplicable):
+        return None
+    root = find_root(case, find_speeds(case))
+    return None if root is None else root.changes
 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
@@ -82,7 +109,7 @@ def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     duration = case.recording.duration_ns.copy()
     slow = (case.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE)) & (case.rank == rank)
     duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
-    return _Root(STRAGGLER, rank, ratio, case.predict(Changes(duration_ns=duration)))
+    return _Root(STRAGGLER, rank, ratio, Changes(duration_ns=duration))
 
 
 def _slow_link(case: Case, speeds: RankSpeeds) -> _Root | None:
@@ -94,10 +121,10 @@ def _slow_link(case: Case, speeds: RankSpeeds) -> _Root | None:
     duration = case.recording.duration_ns.copy()
     slow = case.is_comm & (case.rank == rank)
     duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
-    return _Root(SLOW_LINK, rank, ratio, case.predict(Changes(duration_ns=duration)))
+    return _Root(SLOW_LINK, rank, ratio, Changes(duration_ns=duration))
 
 
-def _of_root(case: Case, waits: PeerWaits, root: _Root) -> Finding:
+def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction) -> Finding:
     others = np.unique(case.rank[waits.rows[case.rank[waits.rows] != root.rank]]).tolist()
     waited_ns = int(waits.exposed_ns[case.rank[waits.rows] != root.rank].sum())
     what = "its compute kernels take" if root.form == STRAGGLER else "its transfers take"
@@ -116,8 +143,8 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root) -> Finding:
         unit="ns",
         confidence=HIGH if case.scope.launches.is_known.all() else MEDIUM,
         advice=advice.format(rank=root.rank),
-        recoverable_ns=root.prediction.recoverable_ns,
-        predicted_step_ns=root.prediction.step_ns,
+        recoverable_ns=prediction.recoverable_ns,
+        predicted_step_ns=prediction.step_ns,
         evidence=pair_evidence(
             case, waits.rows, waits.late, waits.exposed_ns, ("waits for its peer", "arrives last")
         ),
@@ -179,4 +206,5 @@ DIAGNOSIS: Final = Diagnosis(
     ),
     find,
     forms=(STRAGGLER, SLOW_LINK, SKEW),
+    fixes=(Fix(straggler_changes, STRAGGLER), Fix(slow_link_changes, SLOW_LINK)),
 )

@@ -19,6 +19,7 @@ from cptrace.findings.finding import (
     Diagnosis,
     Explanation,
     Finding,
+    Fix,
     op_evidence,
     ranks_text,
 )
@@ -43,13 +44,13 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             "on the emulated device with the paced or the real clock an op starts when its thread is woken up, which"
             " says nothing about queues; use --clock virtual",
         )
-    late = _late(case)
-    if not late.any():
+    made = changes(case)
+    if made is None:
         return ()
-    prediction = case.predict(Changes(drop_residual=late))
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
-    rows = np.flatnonzero(late)
+    rows = np.flatnonzero(_late(case))
     residual = case.causes.residual_ns[rows]
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -residual))[:MAX_EVIDENCE]].tolist()
@@ -78,6 +79,16 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     ]
 
 
+def changes(case: Case) -> Changes | None:
+    """Return the changes that starting without a delay makes, None where no op starts late for an unknown reason.
+
+    Args:
+        case: Case.
+    """
+    late = _late(case) if case.is_exact else None
+    return None if late is None or not late.any() else Changes(drop_residual=late)
+
+
 def _late(case: Case) -> BoolArray:
     """Return which communication and attention ops have a large residual that no turn at a resource explains."""
     rule = case.ops["rule"].cat.codes.to_numpy()
@@ -102,4 +113,5 @@ DIAGNOSIS: Final = Diagnosis(
         fix="CUDA_DEVICE_MAX_CONNECTIONS, stream priorities, fewer SMs for the kernel that fills the device.",
     ),
     find,
+    fixes=(Fix(changes),),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
 from cptrace.intervals import BoolArray
@@ -29,21 +29,13 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    freed = _behind_other_channel(case)
-    turns = _turns(case)
-    if not freed.any() and not turns.any():
+    made = changes(case)
+    if made is None:
         return ()
-    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
-    prediction = case.predict(
-        Changes(
-            drop_previous=freed,
-            drop_resource=turns,
-            added_producer=edges.producer,
-            added_consumer=edges.consumer,
-        )
-    )
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    freed, turns = _behind_other_channel(case), _turns(case)
     resources = case.recording.resources
     delayed = np.concatenate((np.flatnonzero(freed), resources.consumer[turns]))
     culprit = np.concatenate((case.stream_before[np.flatnonzero(freed)], resources.producer[turns]))
@@ -77,6 +69,26 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
         )
     ]
+
+
+def changes(case: Case) -> Changes | None:
+    """Return the changes that a communicator per channel makes, None where channels do not wait for each other.
+
+    Args:
+        case: Case.
+    """
+    if case.flow is None:
+        return None
+    freed, turns = _behind_other_channel(case), _turns(case)
+    if not freed.any() and not turns.any():
+        return None
+    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
+    return Changes(
+        drop_previous=freed,
+        drop_resource=turns,
+        added_producer=edges.producer,
+        added_consumer=edges.consumer,
+    )
 
 
 def _behind_other_channel(case: Case) -> BoolArray:
@@ -125,4 +137,5 @@ DIAGNOSIS: Final = Diagnosis(
         fix="One process group per independent flow: KV and dKV.",
     ),
     find,
+    fixes=(Fix(changes),),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
 from cptrace.intervals import BoolArray
@@ -28,16 +28,13 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    freed = accidental(case)
-    if not freed.any():
+    made = changes(case)
+    if made is None:
         return ()
-    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
-    prediction = case.predict(
-        Changes(drop_previous=freed, added_producer=edges.producer, added_consumer=edges.consumer)
-    )
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
-    delayed = np.flatnonzero(freed)
+    delayed = np.flatnonzero(accidental(case))
     culprit = case.stream_before[delayed]
     transfers = np.unique(np.where(case.is_comm[delayed], delayed, culprit))
     exposed = case.exposed_ns[np.where(case.is_comm[delayed], delayed, culprit)]
@@ -64,6 +61,21 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
         )
     ]
+
+
+def changes(case: Case) -> Changes | None:
+    """Return the trace's changes without the accidental order, None where there is none.
+
+    Args:
+        case: Case.
+    """
+    if case.flow is None:
+        return None
+    freed = accidental(case)
+    if not freed.any():
+        return None
+    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
+    return Changes(drop_previous=freed, added_producer=edges.producer, added_consumer=edges.consumer)
 
 
 def accidental(case: Case) -> BoolArray:
@@ -104,4 +116,5 @@ DIAGNOSIS: Final = Diagnosis(
         " the host).",
     ),
     find,
+    fixes=(Fix(changes),),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, needed_edges
 from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
 from cptrace.intervals import Int64Array
@@ -36,17 +36,13 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    waits = buffer_waits(case)
-    if not len(waits.edge):
+    made = changes(case)
+    if made is None:
         return ()
-    dropped = np.zeros(len(case.dependencies.events.producer), bool)
-    dropped[waits.edge] = True
-    edges = join(buffer_edges(case), needed_edges(case))
-    prediction = case.predict(
-        Changes(drop_event=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
-    )
+    prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    waits = buffer_waits(case)
     transfers = np.unique(waits.transfer)
     ranks = np.unique(case.rank[transfers]).tolist()
     return [
@@ -74,6 +70,23 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
         )
     ]
+
+
+def changes(case: Case) -> Changes | None:
+    """Return the changes that a second buffer makes, None where no transfer waits for the only one.
+
+    Args:
+        case: Case.
+    """
+    if case.flow is None:
+        return None
+    waits = buffer_waits(case)
+    if not len(waits.edge):
+        return None
+    dropped = np.zeros(len(case.dependencies.events.producer), bool)
+    dropped[waits.edge] = True
+    edges = join(buffer_edges(case), needed_edges(case))
+    return Changes(drop_event=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
 
 
 def buffer_waits(case: Case) -> _Waits:
@@ -127,4 +140,5 @@ DIAGNOSIS: Final = Diagnosis(
         " are.",
     ),
     find,
+    fixes=(Fix(changes),),
 )

@@ -23,7 +23,7 @@ import pandas as pd
 
 from cptrace.errors import TraceError
 from cptrace.intervals import Int64Array
-from cptrace.replay.changes import Changes
+from cptrace.replay.changes import Changes, combine
 from cptrace.replay.network import Network, build_network
 from cptrace.replay.recording import Recording, make_recording
 from cptrace.replay.resources import RESOURCES, ResourceEdges
@@ -36,6 +36,7 @@ __all__ = [
     "Replayed",
     "ResourceEdges",
     "StepTimes",
+    "combine",
     "make_recording",
     "replay",
     "step_times",

@@ -46,6 +46,44 @@ class Changes:
     host_gap_ns: int | None = None
 
 
+def combine(one: Changes, other: Changes, recorded_ns: Int64Array) -> Changes:
+    """Return what is different if both of two changes are made: what either drops is gone, what either adds is there.
+
+    An op whose duration both change takes both ratios.
+
+    Args:
+        one: What is different.
+        other: What else is different.
+        recorded_ns: Recorded duration of each op, as `Recording.duration_ns`.
+    """
+    gaps = [gap for gap in (one.host_gap_ns, other.host_gap_ns) if gap is not None]
+    return Changes(
+        drop_previous=_either(one.drop_previous, other.drop_previous),
+        drop_event=_either(one.drop_event, other.drop_event),
+        drop_blocking=_either(one.drop_blocking, other.drop_blocking),
+        drop_launch=_either(one.drop_launch, other.drop_launch),
+        drop_resource=_either(one.drop_resource, other.drop_resource),
+        drop_residual=_either(one.drop_residual, other.drop_residual),
+        added_producer=np.concatenate((one.added_producer, other.added_producer)),
+        added_consumer=np.concatenate((one.added_consumer, other.added_consumer)),
+        duration_ns=_product(one.duration_ns, other.duration_ns, recorded_ns),
+        host_gap_ns=min(gaps, default=None),
+    )
+
+
+def _either(one: BoolArray | None, other: BoolArray | None) -> BoolArray | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one | other
+
+
+def _product(one: Int64Array | None, other: Int64Array | None, recorded_ns: Int64Array) -> Int64Array | None:
+    if one is None or other is None:
+        return other if one is None else one
+    ratio = other / np.maximum(recorded_ns, 1)
+    return np.asarray(np.rint(one * ratio), np.int64)
+
+
 def keeps(dropped: BoolArray | None, count: int) -> BoolArray:
     """Return what is left where some is dropped, bool of shape (count,).
 
