@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,23 +19,28 @@ from cptrace.capture.devices import choose_device
 from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
-from cptrace.capture.nsys_capture import original_of
 from cptrace.capture.nsys_command import REPORT_SUFFIX
 from cptrace.capture.presets import PRESETS, find_preset
 from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
 from cptrace.capture.profilers import NAMES as PROFILER_NAMES
 from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, VIRTUAL, RunSpec
 from cptrace.cli.output import check_output
+from cptrace.cli.run_output import (
+    DEFAULT_NAME,
+    choose_output,
+    claim_output,
+    keep_original,
+    scratch_beside,
+)
 from cptrace.cli.run_text import describe_failure, describe_outcome
 from cptrace.cli.settings import CONTEXT_SETTINGS
-from cptrace.errors import RenderError, RunError
+from cptrace.errors import RunError
 from cptrace.faults import FAULTS
 from cptrace.impls import IMPLS, require_impl
 from cptrace.schemes import ELEMENT_BYTES, SCHEMES, find_scheme
 from cptrace.schemes.transformer import FFN_MULTIPLE, LLAMA, MODELS, default_ffn
 
 _DEFAULTS: Final = RunSpec()
-_DEFAULT_NAME: Final = "report.sqlite"
 _PROGRESS_WIDTH: Final = 60
 _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n".join(
     f"  {fault.usage:<20}{fault.expected}\n    {fault.summary}" for fault in FAULTS
@@ -208,7 +212,7 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Report to write.  [default: {_DEFAULT_NAME}, or the next free report-N.sqlite]",
+    help=f"Report to write.  [default: {DEFAULT_NAME}, or the next free report-N.sqlite]",
 )
 @click.option("--force", is_flag=True, help="Replace the file given with --output.")
 @click.option(
@@ -318,62 +322,6 @@ def _default_cp_size(scheme: str) -> int:
     """Return the number of ranks of a run that does not say: as many as the scheme can have, up to the default."""
     most = find_scheme(scheme).max_cp_size
     return _DEFAULTS.cp_size if most is None else min(most, _DEFAULTS.cp_size)
-
-
-def choose_output(output: Path | None, *, force: bool) -> Path:
-    """Return where the report goes: the path asked for, or the first free default name.
-
-    Raises:
-        RenderError: The path asked for exists and is not to be replaced, or its folder cannot be written to.
-    """
-    path = output or next(path for path in _default_names() if not path.exists())
-    check_output(path, force=force)
-    return path
-
-
-def _default_names() -> Iterator[Path]:
-    return map(Path, chain([_DEFAULT_NAME], (f"report-{number}.sqlite" for number in count(2))))
-
-
-@contextmanager
-def scratch_beside(path: Path) -> Iterator[Path]:
-    """Yield a name of this process's own in the folder of a report; nothing is left there afterwards."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield scratch
-    finally:
-        scratch.unlink(missing_ok=True)
-        original_of(scratch).unlink(missing_ok=True)
-
-
-def keep_original(scratch: Path, path: Path) -> None:
-    """Give the profiler's own report, where it has made one, the name of the report that was made of it."""
-    if original_of(scratch).exists():
-        os.replace(original_of(scratch), path.with_suffix(REPORT_SUFFIX))
-
-
-def claim_output(scratch: Path, output: Path | None, path: Path, *, force: bool) -> Path:
-    """Give a written report its name and return that: a name that another run has taken meanwhile stays its own.
-
-    Args:
-        scratch: Where the report is now.
-        output: The path asked for; None for the first free default name.
-        path: The name chosen before the run.
-        force: A file at the path asked for is to be replaced.
-
-    Raises:
-        RenderError: The path asked for was taken while the run went on.
-    """
-    if output is not None and force:
-        os.replace(scratch, path)
-        return path
-    for name in (path,) if output is not None else _default_names():
-        try:
-            os.link(scratch, name)
-        except FileExistsError:
-            continue
-        return name
-    raise RenderError(f"cannot write {path}: another program made it during the run; choose another name")
 
 
 def _require_passed(outcome: RunOutcome) -> None:
