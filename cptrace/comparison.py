@@ -34,14 +34,14 @@ class Metric:
         name: Stable name, as conditions and JSON write it.
         title: What people read.
         unit: `ns`, or `fraction` for 0..1.
-        is_high_good: Whether more of it is better.
+        is_high_good: Whether more of it is better; None where that depends on what else changed.
         of_step: Its value in one step, from that step's rows of all ranks; None where it does not apply.
     """
 
     name: str
     title: str
     unit: str
-    is_high_good: bool
+    is_high_good: bool | None
     of_step: Callable[[Sequence[Row]], float | None]
 
 
@@ -71,8 +71,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("exposed_comm_ns", "exposed comm", "ns", False, _mean("exposed_comm_ns")),
     Metric("overlap", "overlap", "fraction", True, _ratio("overlapped_comm_ns", "comm_ns", "overlap")),
-    Metric("comm_share", "comm share", "fraction", False, _ratio("comm_ns", "window_ns", "comm_share")),
-    Metric("comm_ns", "comm", "ns", False, _mean("comm_ns")),
+    Metric("comm_share", "comm share", "fraction", None, _ratio("comm_ns", "window_ns", "comm_share")),
+    Metric("comm_ns", "comm", "ns", None, _mean("comm_ns")),
     Metric("peer_wait_ns", "waiting for peers", "ns", False, _mean("peer_wait_ns")),
     Metric("compute_ns", "compute", "ns", False, _mean("compute_ns")),
     Metric("idle_ns", "idle", "ns", False, _mean("idle_ns")),
@@ -80,8 +80,8 @@ METRICS: Final[tuple[Metric, ...]] = (
 """Per step: the slowest rank's time, else the mean over ranks of times and the ratio of their sums."""
 
 _RUN_KEYS: Final = (
-    "scheme", "cp_size", "ulysses_size", "seq_len", "padded_tokens", "heads", "kv_heads", "head_dim", "hidden",
-    "layers", "dtype", "message_dtype", "causal", "passes", "clock", "impl", "transport", "link_gbps",
+    "scheme", "model", "cp_size", "tp_size", "ulysses_size", "seq_len", "padded_tokens", "heads", "kv_heads", "head_dim", "hidden",
+    "ffn", "layers", "dtype", "message_dtype", "causal", "passes", "clock", "impl", "transport", "link_gbps",
     "link_latency_us", "compute_gflops", "memory_gbytes_per_s",
 )  # fmt: skip
 KEYS: Final = ("device_kind", "ranks", "window", "comm", *_RUN_KEYS)
@@ -97,7 +97,8 @@ class Comparison:
         inputs: Inputs of each run's report.
         different: What was deliberately different: key and its value in each run.
         n_steps: Steps of each run; 0 where its whole window is one.
-        metrics: Per run and metric: baseline, value, change, noise, verdict (better, worse, no-difference, unknown).
+        metrics: Per run and metric: baseline, value, change, noise, verdict (better, worse, higher, lower,
+            no-difference, unknown).
         findings: Per run, code and form: gone, new or kept, and the recoverable time before and after.
         collectives: Per run, kind and name: time and exposed time before and after, per step and rank.
         kernels: Per run, role and function: time before and after, per step and rank.
@@ -282,7 +283,7 @@ def _is_exact(report: Report) -> bool:
 
 
 def _verdict(metric: Metric, judged: str) -> str:
-    if judged in (NO_DIFFERENCE, UNKNOWN):
+    if judged in (NO_DIFFERENCE, UNKNOWN) or metric.is_high_good is None:
         return judged
     return BETTER if (judged == "higher") == metric.is_high_good else WORSE
 

@@ -227,6 +227,16 @@ def test_samples_of_different_links_need_to_be_meant():
     options = cptrace.CompareOptions(allow_different=("link_gbps",))
     comparison = cptrace.compare([RING, SLOW], options)
     assert metric(comparison, "step_ns")["verdict"] == "worse"
-    assert metric(comparison, "comm_ns")["verdict"] == "worse"
+    assert metric(comparison, "comm_ns")["verdict"] == "higher", "more of it is not bad where it hides"
     assert metric(comparison, "compute_ns")["verdict"] == "no-difference"
     assert set(KEYS) >= {"link_gbps"}
+
+
+def test_a_mended_fault_is_named_with_its_gain_and_the_prediction_holds():
+    comparison = cptrace.compare([SAMPLES / "ring-single-buffer-virtual.sqlite", RING])
+    (gone,) = (row for row in comparison.findings if row["status"] == "gone")
+    step = metric(comparison, "step_ns")
+    assert gone["code"] == "single-buffer"
+    assert step["verdict"] == "better"
+    assert gone["predicted_step_ns"] == pytest.approx(step["value"], rel=0.05)
+    assert gone["baseline_recoverable_ns"] == pytest.approx(-step["change"], rel=0.05)
