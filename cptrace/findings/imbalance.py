@@ -12,6 +12,7 @@ from cptrace.findings.advice import run_number
 from cptrace.findings.case import Case
 from cptrace.findings.finding import (
     HIGH,
+    INFO,
     MAX_EVIDENCE,
     MEDIUM,
     WARNING,
@@ -31,6 +32,7 @@ SCHEDULE: Final = "schedule"
 WORK: Final = "work"
 
 _CONTIGUOUS: Final = "contiguous"
+_CONTIGUOUS_SCHEME: Final = "ring"
 
 
 def find(case: Case) -> Sequence[Finding]:
@@ -54,7 +56,8 @@ def find(case: Case) -> Sequence[Finding]:
         Finding(
             code=CODE,
             form=SCHEDULE if is_schedule else WORK,
-            severity=WARNING,
+            # A contiguous ring is unbalanced by choice of the scheme; elsewhere it is a mistake.
+            severity=INFO if _is_by_design(case) else WARNING,
             summary=(
                 f"rank {most} computes {totals[most] / max(mean, 1):.2f} times the mean attention time of all ranks,"
                 f" rank {least} {totals[least] / max(mean, 1):.2f} times"
@@ -119,9 +122,25 @@ def is_unbalanced(case: Case, speeds: RankSpeeds) -> bool:
     return speeds.outlier(speeds.compute, SLOWER) is None
 
 
+def is_comparable(case: Case, speeds: RankSpeeds) -> bool:
+    """Return whether ops of the same name and place are the same work on every rank.
+
+    They are not where each rank sees as many keys as its place in the sequence has before it, all in one op.
+
+    Args:
+        case: Case.
+        speeds: How the ranks compare.
+    """
+    return not (_is_contiguous_causal(case) and len(set(speeds.n_attention.tolist())) == 1)
+
+
 def _is_contiguous_causal(case: Case) -> bool:
     run = case.scope.trace.meta.run
     return bool(run.get("causal")) and run.get("layout") == _CONTIGUOUS and run_number(case, "cp_size") > 1
+
+
+def _is_by_design(case: Case) -> bool:
+    return _is_contiguous_causal(case) and case.scope.trace.meta.run.get("scheme") == _CONTIGUOUS_SCHEME
 
 
 def _attention(case: Case) -> BoolArray:

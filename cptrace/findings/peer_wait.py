@@ -22,7 +22,7 @@ from cptrace.findings.finding import (
     pair_evidence,
     ranks_text,
 )
-from cptrace.findings.imbalance import is_unbalanced
+from cptrace.findings.imbalance import is_comparable, is_unbalanced
 from cptrace.findings.ranks import (
     SLOWER,
     SLOWER_LINK,
@@ -100,7 +100,7 @@ def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     """Return the one rank whose compute is slower than that of all others, for the same ops."""
-    if is_unbalanced(case, speeds):
+    if not is_comparable(case, speeds):
         return None
     worst = speeds.outlier(speeds.compute, SLOWER)
     if worst is None:

@@ -147,17 +147,15 @@ def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Arr
 
 
 def _sorts(case: Case, rows: Int64Array) -> Int64Array:
-    """Return a number for what each op is: its name, and where it has a place its kind and pass."""
-    position = case.position[rows]
-    has_place = position >= 0
-    places = case.places
-    kind = (
-        np.where(has_place, places.kind[position] * 2 + places.is_backward[position], -1)
-        if len(places)
-        else position
-    )
-    name = case.ops["name"].cat.codes.to_numpy()[rows].astype(np.int64)
-    codes, _ = pd.factorize(pd.MultiIndex.from_arrays([name, kind]))
+    """Return a number for what each op is: its name, and where it has a place its kind, pass and hop."""
+    position, places = case.position[rows], case.places
+    keys = [case.ops["name"].cat.codes.to_numpy()[rows].astype(np.int64), position >= 0]
+    if len(places):
+        keys += [
+            np.where(position >= 0, part[position], 0)
+            for part in (places.kind, places.is_backward, places.hop)
+        ]
+    codes, _ = pd.factorize(pd.MultiIndex.from_arrays(keys))
     return np.asarray(codes, np.int64)
 
 

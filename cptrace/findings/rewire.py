@@ -51,13 +51,12 @@ def buffer_edges(case: Case) -> Edges:
     """Return the edges that two receive buffers make: a transfer after the attention two before its reader."""
     assert case.flow is not None
     places = case.places
-    transfer, reader = case.flow.readers()
     attention = by_hop(places, places.is_what(labels.ATTENTION))
     wanted = pd.DataFrame(
         {
-            "block": places.block[reader],
-            "hop": places.hop[reader] - DOUBLE_BUFFER,
-            "transfer": transfer,
+            "block": places.block,
+            "hop": case.flow.reader_hop() - DOUBLE_BUFFER,
+            "transfer": np.arange(len(places)),
         }
     )
     joined = wanted.merge(attention, on=["block", "hop"])

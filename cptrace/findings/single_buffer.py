@@ -99,21 +99,12 @@ def buffer_waits(case: Case) -> _Waits:
     comm, work = case.is_what(*labels.COMMUNICATION), is_attention_work(case)
     number = np.flatnonzero(comm[edges.consumer] & work[edges.producer])
     transfer, attention = edges.consumer[number], edges.producer[number]
-    period = _reader_hop(case)[case.position[transfer]] - case.places.hop[case.position[attention]]
+    period = case.flow.reader_hop()[case.position[transfer]] - case.places.hop[case.position[attention]]
     is_single = ~case.is_needed(transfer, attention) & (period < DOUBLE_BUFFER)
     # In one stream order holds anyway: that is another finding.
     queue = case.dependencies.queue
     is_single &= queue[transfer] != queue[attention]
     return _Waits(number[is_single], transfer[is_single], attention[is_single])
-
-
-def _reader_hop(case: Case) -> Int64Array:
-    """Return the hop of the first attention that reads what each op with a place brings; beyond any hop without one."""
-    assert case.flow is not None
-    hop = np.full(len(case.places), np.iinfo(np.int64).max)
-    transfer, reader = case.flow.readers()
-    np.minimum.at(hop, transfer, case.places.hop[reader])
-    return hop
 
 
 def _advice(case: Case) -> str:

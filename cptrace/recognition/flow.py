@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from cptrace import labels
 from cptrace.intervals import BoolArray, Int64Array
@@ -14,6 +13,8 @@ from cptrace.recognition.places import Places, by_hop
 from cptrace.schemes.dataflow import ALL_HOPS, DataFlow, Kind, Need
 
 _NO_NEED: Final = np.iinfo(np.int64).min // 2
+NO_READER: Final = np.iinfo(np.int64).max // 2
+"""Added to a hop, it lies beyond any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,20 @@ class Flow:
             producers.append(producer)
         return np.concatenate(consumers), np.concatenate(producers)
 
-    def readers(self) -> tuple[Int64Array, Int64Array]:
-        """Return positions (transfer, attention) of each transfer and the first attention that reads what it brings."""
-        consumer, producer = self.edges()
-        is_read = self.places.is_what(labels.ATTENTION)[consumer]
-        is_read &= self.places.is_what(*labels.COMMUNICATION)[producer]
-        return producer[is_read], consumer[is_read]
+    def reader_hop(self) -> Int64Array:
+        """Return the hop of the attention that is to read what each transfer brings, int64 of shape (M,).
+
+        It is that of the schedule, also where a mask leaves this rank nothing to read; beyond any hop for what no
+        attention reads.
+        """
+        names = self.places.kinds
+        ahead = np.full(len(names), NO_READER)
+        for need in self.needs:
+            if need.consumer.what == labels.ATTENTION and need.producer.what in labels.COMMUNICATION:
+                which = _holds(need.producer, self.places)
+                ahead[which] = np.minimum(ahead[which], -need.shift)
+        hop: Int64Array = self.places.hop + ahead[self.places.kind]
+        return hop
 
     def _edges_of(self, need: Need) -> tuple[Int64Array, Int64Array]:
         places = self.places
@@ -114,14 +123,3 @@ def _holds(kind: Kind, places: Places) -> BoolArray:
     """Return which kinds of a trace are of a kind of the data flow, bool of shape (K,)."""
     pairs = zip(places.kinds.what, places.kinds.tensor, strict=True)
     return np.array([kind.holds(what, tensor) for what, tensor in pairs], bool)
-
-
-def latest_end(flow: Flow, end_ns: Int64Array) -> pd.Series:
-    """Return the latest end of what each op needs directly, by position; ops that need nothing are left out.
-
-    Args:
-        flow: Data flow of a trace.
-        end_ns: End of each op that has a place, int64 of shape (M,).
-    """
-    consumer, producer = flow.edges()
-    return pd.Series(end_ns[producer]).groupby(consumer).max()

@@ -104,7 +104,9 @@ def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: B
     is_backward = _is_backward_block(ops, rows, block, is_attention)
     n_bytes = ops["bytes"].to_numpy(dtype=np.int64, na_value=0)[rows]
     layer = np.full(len(rows), -1, np.int64)
-    return Places(rows, block, np.asarray(kind, np.int64), hop, layer, is_backward, n_bytes, kinds, BY_PATTERN)
+    return Places(
+        rows, block, np.asarray(kind, np.int64), hop, layer, is_backward, n_bytes, kinds, BY_PATTERN
+    )
 
 
 def _is_backward_block(
