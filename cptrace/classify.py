@@ -95,6 +95,7 @@ KERNEL_RULES: Final[tuple[Rule, ...]] = (
 
 PEER_COPY: Final = "peer-copy"
 NCCL_COPY: Final = "copy-engine-collective"
+LOCAL_TRANSFER: Final = "local-transfer"
 PLAIN_COPY: Final = "copy"
 FALLBACK: Final = "fallback"
 GRAPH: Final = "whole-graph"
@@ -102,6 +103,7 @@ ATTENTION_RULES: Final = ("attention", "emulated-attention")
 _EXTRA_RULES: Final = (
     (PEER_COPY, COMM),
     (NCCL_COPY, COMM),
+    (LOCAL_TRANSFER, COMM),
     (PLAIN_COPY, COPY),
     (FALLBACK, COMPUTE),
     (GRAPH, OTHER),
@@ -122,6 +124,7 @@ _COLLECTIVE_PATTERNS: Final = tuple(
     )
 )
 _ANY_COLLECTIVE: Final = "(?i)" + "|".join(pattern.pattern for _, pattern in _COLLECTIVE_PATTERNS)
+_COMM_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)})( |$)"
 _NCCL_API: Final = r"^nccl[A-Z]\w*$"
 
 
@@ -135,6 +138,7 @@ def classify(trace: Trace, launches: Launches) -> Trace:
     ops = trace.ops
     rule = _rules_by_name(ops)
     _mark_copy_engine_collectives(trace, launches, rule)
+    _mark_local_transfers(trace, launches, rule)
     role = np.array([ROLES.index(r) for r in _RULE_ROLES], np.int8)[rule]
     collective = _collectives(trace, launches, role == ROLES.index(COMM))
     added: dict[str, Any] = {
@@ -186,6 +190,21 @@ def _mark_copy_engine_collectives(trace: Trace, launches: Launches, rule: npt.ND
         calls = launches.call[copies]
         thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
         rule[copies[innermost_ranges(ranges, thread, instant)[1]]] = RULE_NAMES.index(NCCL_COPY)
+
+
+def _mark_local_transfers(trace: Trace, launches: Launches, rule: npt.NDArray[np.int8]) -> None:
+    """Mark what our own transfers consist of where all ranks share one GPU: copies and sums within it."""
+    if trace.meta.run.get("transport") != labels.LOCAL_D2D or not launches.is_known.any():
+        return
+    is_ours = (trace.ranges["domain"] == labels.DOMAIN).to_numpy(dtype=bool)
+    ranges = closed_ranges(trace.ranges[is_ours & names_match(trace.ranges["name"], _COMM_LABEL)])
+    ops = np.flatnonzero(launches.is_known & (rule != RULE_NAMES.index(GRAPH)))
+    if len(ranges):
+        calls = launches.call[ops]
+        thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
+        inside = ops[innermost_ranges(ranges, thread, instant)[1]]
+        is_recorded = np.isin(rule[inside], [RULE_NAMES.index("emulated-comm")])
+        rule[inside[~is_recorded]] = RULE_NAMES.index(LOCAL_TRANSFER)
 
 
 def _collectives(trace: Trace, launches: Launches, is_comm: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:

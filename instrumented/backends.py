@@ -121,7 +121,7 @@ def _run_processes(spec: RunSpec, say: Say, on_started: OnStarted, start_method:
 
 def _run_on_one_gpu(spec: RunSpec, say: Say, on_started: OnStarted) -> list[RankResult]:
     if on_started is not None:
-        on_started([os.getpid()] * spec.n_ranks)
+        on_started([os.getpid()])
     meeting = Meeting(spec.n_ranks)
     body = partial(_run_thread, spec, meeting)
     return run_threads(spec.n_ranks, body, say, meeting.break_off, MeetingBroken)

@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
 from cptrace.capture.launched import find_launched
+from cptrace.capture.nsys_sqlite_writer import EMULATED as EMULATED_DEVICE
 from cptrace.capture.nsys_sqlite_writer import write_report
 from cptrace.capture.run_spec import MODEL_OPTIONS, RunSpec
 from cptrace.errors import CptraceError, UsageError
@@ -35,6 +36,8 @@ from instrumented.checks import fp8_json, running_max_json
 from instrumented.model_checks import checks_json
 from instrumented.processes import die_with_parent
 from instrumented.rank import RankResult
+
+TIMED_BY_EVENTS: Final = "timed by CUDA events, not recorded by nsys"
 
 
 def run(
@@ -67,7 +70,13 @@ def run(
     if results is None:
         return None  # rank 0 writes for all
     metadata = describe(spec, results, backend)
-    write_report(output, [result.record for result in results], metadata, session_start_ns=session_start_ns)
+    write_report(
+        output,
+        [result.record for result in results],
+        metadata,
+        session_start_ns=session_start_ns,
+        recorded_by=TIMED_BY_EVENTS if backend.device_kind == CUDA else EMULATED_DEVICE,
+    )
     return metadata
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import cptrace
 from cptrace.classify import COLLECTIVES, COMM, COMPUTE, COPY, KERNEL_RULES, ROLES, RULE_NAMES, classify
 from cptrace.launches import find_launches
 from cptrace.names import function_name
@@ -300,3 +303,23 @@ def test_a_trace_of_copies_alone(tmp_path):
     ops = classified(TinyExport().copy(0, 10).memset(20, 30), tmp_path)
     assert ops["role"].tolist() == [COPY, COPY]
     assert list(ops["collective"].cat.categories) == list(COLLECTIVES)
+
+
+def test_copies_of_our_transfers_on_one_gpu_communicate(tmp_path: Path) -> None:
+    """
+    host      [send_recv ........)  [copy ...)
+    stream 7     copy   reduce        copy
+    """
+    export = TinyExport().domain(1, "cptrace").run(transport="local-d2d")
+    export.range("send_recv pass=forward layer=0 hop=0 tensor=kv bytes=64 peers=1", 0, 10, domain=1)
+    export.range("copy pass=forward layer=0 hop=0", 10, 20, domain=1)
+    export.copy(2, 4, launch=2).kernel("void at::native::elementwise_kernel<4>()", 5, 6, launch=5)
+    export.copy(12, 14, launch=12)
+    path = export.write(tmp_path / "local.sqlite")
+    rows = [(row["role"], row["rule"]) for row in cptrace.analyze(path).rows("kernels")]
+    assert sorted(rows) == [("comm", "local-transfer"), ("comm", "local-transfer"), ("copy", "copy")]
+    assert {row["kind"] for row in cptrace.analyze(path).rows("collectives")} == {"send_recv"}
+    other = TinyExport().domain(1, "cptrace").run(transport="nccl")
+    other.range("send_recv pass=forward layer=0 hop=0", 0, 10, domain=1).copy(2, 4, launch=2)
+    (row,) = cptrace.analyze(other.write(tmp_path / "other.sqlite")).rows("kernels")
+    assert row["role"] == "copy"
