@@ -132,14 +132,16 @@ def _run_thread(spec: RunSpec, meeting: Meeting, rank: int, link: ThreadLink) ->
         link.result(execute(spec, rank, link, make=partial(make_shared, meeting)))
 
 
-def describe_cuda() -> dict[str, Any]:
-    """Return what a run on CUDA says about its software and device."""
+def describe_cuda(backend: Backend) -> dict[str, Any]:
+    """Return what a run on CUDA says about its software and device; without a clock, which is the emulated one's."""
+    is_here = backend.transport == LOCAL_D2D  # else the ranks' memory is that of other processes
     return {
+        "clock": None,
         "gpu": torch.cuda.get_device_name(0),
         "cuda_version": torch.version.cuda,
         "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,
-        "transfers_on_asked_stream": nccl.lands_on_current_stream(torch.__version__),
-        "device_peak_memory_bytes": torch.cuda.max_memory_allocated(0),
+        "transfers_on_asked_stream": is_here or nccl.lands_on_current_stream(torch.__version__),
+        "device_peak_memory_bytes": torch.cuda.max_memory_allocated(0) if is_here else None,
         "timed_by": "cuda-events",
     }
 

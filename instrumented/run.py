@@ -98,7 +98,7 @@ def describe(spec: RunSpec, results: Sequence[RankResult], backend: Backend = EM
         "padding_multiple": spec.padding_multiple,
         "fits_without_padding": list(spec.fits_without_padding),
         **options,
-        **({"clock": None, **describe_cuda()} if backend.device_kind == CUDA else {}),
+        **(describe_cuda(backend) if backend.device_kind == CUDA else {}),
         "ranks": [_describe_rank(result) for result in results],
         "peak_memory_bytes": [result.peak_memory_bytes for result in results],
         "checks": {
