@@ -32,6 +32,15 @@ def format_ns(duration_ns: float | None) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_instant(instant_ns: int) -> str:
+    """Return a time of a trace in seconds, to the microsecond, as timelines show it.
+
+    Args:
+        instant_ns: Time since the trace began, in ns.
+    """
+    return f"{instant_ns / NS_PER_UNIT['s']:.6f} s"
+
+
 def format_bytes(size_bytes: float | None) -> str:
     """Return a size in binary units with about four digits, or `-` where it is missing.
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.base import RenderOptions
+from cptrace.renderers.findings_text import diagnosis, start_causes
 from cptrace.renderers.traffic_text import traffic
 from cptrace.report import Report, Row
 from cptrace.schemes.transformer import ATTENTION
@@ -50,6 +51,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 def _blocks(report: Report, width: int) -> Iterable[Any]:
     yield from _inputs(report)
+    yield from diagnosis(report, width)
     for heading, section, table in (
         ("Time of each rank", "ranks", _ranks),
         ("Steps (slowest rank of each)", "steps", _steps),
@@ -64,7 +66,12 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
         if rows and section == "ranks":
             yield from _window(rows)
             yield from _peak_memory(rows)
+            yield from _activity(rows)
             yield from _peer_wait(report)
+        causes = report.rows("start_causes") if section == "streams" else ()
+        if causes:
+            yield Text("\nWhy communication and attention started when they did", style="bold")
+            yield from start_causes(causes)
     if rows := report.rows("traffic"):
         yield Text("\nTraffic", style="bold")
         yield from traffic(rows)
@@ -204,6 +211,18 @@ def _peak_memory(rows: Sequence[Row]) -> Iterable[Any]:
     else:
         text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
     yield Text(f"peak memory: {text}")
+
+
+def _activity(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield how busy the GPUs' units were by their own counters, where those were sampled."""
+    shown = [row for row in rows if row.get("sm_active") is not None][:_MAX_ROWS]
+    if shown:
+        texts = [
+            f"rank {row['rank']} {format_fraction(row['sm_active'])}"
+            + (f" (tensor cores {format_fraction(row['tensor_active'])})" if row["tensor_active"] is not None else "")
+            for row in shown
+        ]
+        yield Text(f"SM activity, sampled: {', '.join(texts)}")
 
 
 def _peer_wait(report: Report) -> Iterable[Any]:

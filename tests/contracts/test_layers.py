@@ -43,7 +43,7 @@ LAYERS = (
 ONLY_IN = {
     "click": ("cptrace.cli",),
     "plotly": ("cptrace.figures", "cptrace.renderers.html"),
-    "rich": ("cptrace.renderers.text", "cptrace.cli"),
+    "rich": ("cptrace.renderers", "cptrace.cli"),
     "sqlite3": ("cptrace.sources", "cptrace.capture"),
 }
 FORBIDDEN = ("torch", "instrumented", "tests")

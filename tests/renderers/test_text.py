@@ -23,6 +23,26 @@ GOLDEN = """\
 tiny.sqlite
   nsys_sqlite, 2026.2.1.210, schema 3.25.0
 
+Findings
+scheme: ulysses (medium confidence): 100% of 1 attention calls that communicate:
+one attention with exchanges before and after it, and none beside it; typically
+1 attention + 1 all_to_all
+
+ 1 required-order (data-flow)  no gain predicted  (medium confidence)
+   1 transfers of Ulysses attention are exposed for 20.0 us (20.0% of the time,
+   waiting for other ranks apart): attention needs them before it starts, or
+   makes what they carry
+   - exposed: ncclDevKernel_SendRecv
+     at 0.000020 s for 40.0 us, rank 0, stream 13, correlation id 2
+   -> A second stream alone gains nothing: attention needs q, k and v, and the
+   last exchange needs its output. Pipeline by heads instead: exchange the next
+   group of heads while attention works on this one (compare cptrace run
+   --scheme ulysses_chunked), or use a ring, whose transfers hide behind
+   attention; with grouped-query attention the ring sends less while P * Hkv <
+   Hq + Hkv.
+`cptrace explain required-order` says how it is detected, how it looks and how
+to mend it
+
 Time of each rank
  rank  window  compute     comm  overlap  exposed comm  copy, other     idle
     0  100 us  60.0 us  40.0 us   50.0 %       20.0 us      10.0 us  10.0 us
@@ -46,6 +66,11 @@ rank  context  stream  ops     busy  compute     comm     copy  other
    0        1       7    3  70.0 us  60.0 us     0 ns  10.0 us   0 ns
    0        1      13    1  40.0 us     0 ns  40.0 us     0 ns   0 ns
 
+Why communication and attention started when they did
+rank  role       waited last for  ops  exposed
+   0  comm       launch             1  20.0 us
+   0  attention  launch             1     0 ns
+
 Longest device work (all ranks)
 name                    role     ops     time  longest
 flash_fwd_kernel        compute    1  40.0 us  40.0 us
@@ -59,6 +84,9 @@ Could not tell
  the launcher, not around each rank)
  - traffic: bytes sent are compared with a scheme's formula, and this trace does
  not say which scheme ran; traces of `cptrace run` do
+ - missing-event (race): the trace has neither event records nor waits: perhaps
+ there were none, perhaps they were not traced; record again with: nsys profile
+ --trace=cuda,nvtx
 """
 
 HOSTILE = {
@@ -194,7 +222,9 @@ def test_missing_shares_are_not_zero(tmp_path):
 def test_a_trace_without_device_work_still_says_something(tmp_path):
     text = text_of(TinyExport().call("cudaFree", 0, 1), tmp_path)
     check_screen(text)
-    assert "account, steps, collectives, streams, kernels, traffic: it needs device work" in " ".join(text.split())
+    names = "account, steps, collectives, streams, kernels, messages, traffic, findings"
+    assert f"{names}: it needs device work" in " ".join(text.split())
+    assert "No finding" not in text  # none was looked for
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path):

@@ -1,0 +1,151 @@
+"""The diagnosis as text: the recognised scheme, the findings with what mending them gives, and the start causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.cells import cell_len, set_cell_size
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cptrace.gates import CODES
+from cptrace.names import function_name
+from cptrace.renderers.comparison_text import clean, finding_name
+from cptrace.report import Report, Row
+from cptrace.units import format_instant, format_ns
+
+_MAX_FULL: Final = 3
+_MAX_EVIDENCE: Final = 2
+_MAX_RANK_ROWS: Final = 12
+_MAX_NAME: Final = 48
+_ERROR: Final = "error"
+_STYLES: Final = {_ERROR: "bold red", "warning": "bold", "info": ""}
+
+
+def diagnosis(report: Report, width: int) -> Iterable[Any]:
+    """Yield the recognised scheme and the findings; nothing where they were not looked for.
+
+    Args:
+        report: Report to show.
+        width: Columns.
+    """
+    schemes, rows = report.rows("schemes"), report.rows("findings")
+    if not schemes and not rows:
+        return
+    yield Text("\nFindings", style="bold")
+    yield from _schemes(schemes)
+    if not rows:
+        yield Text(_none_found(report))
+    for number, row in enumerate(rows[:_MAX_FULL], start=1):
+        yield from _in_full(number, row)
+    if rest := rows[_MAX_FULL:]:
+        yield Text("")
+        yield from (_in_one_line(number, row, width) for number, row in enumerate(rest, start=_MAX_FULL + 1))
+    if rows:
+        yield Text(
+            f"`cptrace explain {clean(rows[0]['code'])}` says how it is detected, how it looks and how to mend it",
+            style="dim",
+        )
+
+
+def _schemes(rows: Sequence[Row]) -> Iterable[Text]:
+    """Yield which scheme the traces show, how sure that is, and by what; the same of several files once."""
+    several = {(row["scheme"], row["confidence"], row["evidence"]) for row in rows}
+    for scheme, confidence, evidence in dict.fromkeys(
+        (row["scheme"], row["confidence"], row["evidence"]) for row in rows
+    ):
+        paths = [row["path"] for row in rows if (row["scheme"], row["evidence"]) == (scheme, evidence)]
+        where = f" in {', '.join(paths)}" if len(several) > 1 else ""
+        sure = "not recognised" if scheme == "unknown" else f"{scheme} ({confidence} confidence)"
+        yield Text(clean(f"scheme{where}: {sure}: {evidence}"))
+
+
+def _none_found(report: Report) -> str:
+    """Return what was looked for and not found, and what could not be looked for."""
+    names = [name for entry in report.not_applicable for name in entry.analysis.split(", ")]
+    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0] in CODES))
+    looked = [code for code in CODES if code not in missing]
+    text = f"No finding: none of {', '.join(looked)} is there, or none costs a hundredth of the step."
+    return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")
+
+
+def _in_full(number: int, row: Row) -> Iterable[Any]:
+    is_error = row["severity"] == _ERROR
+    title = Text(f"\n{number:>2} {finding_name(row)}  ", style=_STYLES.get(row["severity"], ""))
+    title.append("ERROR: RESULTS MAY BE WRONG  " if is_error else "")
+    title.append(f"{_gain(row)}  ({clean(row['confidence'])} confidence)", style="not bold")
+    yield title
+    yield _indented(clean(row.get("summary", "")))
+    for entry in row["evidence"][:_MAX_EVIDENCE]:
+        yield from _evidence(entry)
+    yield _indented(f"-> {clean(row['advice'])}")
+
+
+def _in_one_line(number: int, row: Row, width: int) -> Text:
+    mark = "ERROR  " if row["severity"] == _ERROR else ""
+    head = f"{number:>2} {finding_name(row)}  {mark}{_gain(row)}"
+    return Text(_cut(f"{head}  {clean(row.get('summary', ''))}", width))
+
+
+def _gain(row: Row) -> str:
+    """Return what mending it gives, as the replay says."""
+    predicted, saved = row["predicted_step_ns"], row["recoverable_ns"]
+    if predicted is None or saved is None:
+        return "no gain predicted"
+    recorded = predicted + saved
+    share = f" ({-100 * saved / recorded:+.1f} %)" if recorded else ""
+    return f"step {format_ns(recorded)} -> {format_ns(predicted)}{share}"
+
+
+def _evidence(entry: Mapping[str, Any]) -> Iterable[Any]:
+    """Yield an op as it is found in a timeline: its part in the finding, its name, and where and when it is."""
+    number = entry["correlation_id"]
+    name = _cut(clean(function_name(entry["name"])), _MAX_NAME)
+    yield _indented(f"- {clean(entry['what'])}: {name}")
+    yield _indented(
+        f"  at {format_instant(entry['start_ns'])} for {format_ns(entry['end_ns'] - entry['start_ns'])},"
+        f" rank {entry['rank']}, stream {entry['stream']}, "
+        + ("no correlation id" if number is None else f"correlation id {number}")
+    )
+
+
+def _indented(text: str) -> Padding:
+    return Padding(Text(text), (0, 0, 0, 3))
+
+
+def _cut(text: str, room: int) -> str:
+    return text if cell_len(text) <= room else set_cell_size(text, max(room - 1, 0)).rstrip() + "…"
+
+
+def start_causes(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield why communication and attention started when they did; of many ranks, those of all in one line.
+
+    Args:
+        rows: Rows of the section `start_causes`.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "role", "waited last for", "ops", "exposed"):
+        table.add_column(name, justify="left" if name in ("role", "waited last for") else "right")
+    for row in rows if len(rows) <= _MAX_RANK_ROWS else _over_ranks(rows):
+        cells = (row["rank"], row["role"], row["cause"], row["count"])
+        table.add_row(*(clean(cell) for cell in cells), format_ns(row["exposed_ns"]))
+    yield table
+
+
+def _over_ranks(rows: Sequence[Row]) -> Iterable[Row]:
+    """Yield one row per role and cause, those with most exposed time first."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["role"], row["cause"]), []).append(row)
+    summed = [
+        {
+            "rank": f"{len(group)} ranks" if len(group) > 1 else group[0]["rank"],
+            "role": role,
+            "cause": cause,
+            **{name: sum(row[name] for row in group) for name in ("count", "exposed_ns")},
+        }
+        for (role, cause), group in groups.items()
+    ]
+    yield from sorted(summed, key=lambda row: (-row["exposed_ns"], row["role"], row["cause"]))
