@@ -70,7 +70,7 @@ def test_a_failed_check_is_not_a_pass(outcome: tuple[RunOutcome, list[str]]) -> 
     damaged = {"checks": {**checks, "parity": [bad_row]}}
     assert RunOutcome(Path("x"), damaged).failed_parity == [bad_row]
     assert not RunOutcome(Path("x"), damaged).has_passed
-    unhealthy = {"checks": {"parity": None, "running_max": {"passed": False}}}
+    unhealthy = {**outcome[0].metadata, "checks": {**checks, "running_max": {"passed": False}}}
     assert not RunOutcome(Path("x"), unhealthy).has_passed
 
 
