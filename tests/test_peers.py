@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cptrace
+from cptrace.analyses import make_scope
+from cptrace.peers import Arrivals
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
 from tests.support.shared_traces import ROOT, require_trace
 from tests.support.tiny_export import TinyExport
@@ -48,6 +50,44 @@ def test_only_named_peers_count(tmp_path: Path) -> None:
     hop(export, 1, "0", 20, 30, 0)
     hop(export, 2, "1", 10, 30, 0)
     assert split(export, tmp_path / "t.sqlite") == [(10, 10), (10, 0), (10, 10)]
+
+
+def pairs_of(export: TinyExport, path: Path) -> set[tuple[int, int]]:
+    """Return which rows meet which, as they were found."""
+    scope = make_scope(cptrace.open_trace(export.write(path)), ScopeRequest())
+    assert isinstance(scope.arrivals, Arrivals)
+    return set(zip(scope.arrivals.partner_op.tolist(), scope.arrivals.partner.tolist(), strict=True))
+
+
+def test_pairs_by_label_are_those_that_the_label_names(tmp_path: Path) -> None:
+    """
+    rank 0 (peers 1), rank 1 (peers 0), rank 2 (peers 1): rows 0, 2 and 1, for they start at 10, 20 and 10
+    """
+    export = ranks(TinyExport(), 3)
+    hop(export, 0, "1", 10, 30, 0)
+    hop(export, 1, "0", 20, 30, 0)
+    hop(export, 2, "1", 10, 30, 0)
+    assert pairs_of(export, tmp_path / "t.sqlite") == {(0, 2), (2, 0), (1, 2)}
+
+
+def test_a_transfer_that_lacks_a_peer_has_no_pairs(tmp_path: Path) -> None:
+    export = ranks(TinyExport(), 2)
+    hop(export, 0, "1,3", 10, 30, 0)
+    hop(export, 1, "0", 20, 30, 0)
+    assert pairs_of(export, tmp_path / "t.sqlite") == {(1, 0)}
+
+
+def test_pairs_by_order_are_all_of_one_turn(tmp_path: Path) -> None:
+    """
+    each of three ranks    [10 + rank ... 30) [40 + rank ... 60)      rows 0, 1, 2 and 3, 4, 5
+    """
+    export = TinyExport()
+    for rank in range(3):
+        for start in (10, 40):
+            export.kernel(SEND, start + rank, start + 20, pid=100 + rank, device=rank)
+    turns = ((0, 1, 2), (3, 4, 5))
+    expected = {(one, other) for turn in turns for one in turn for other in turn if one != other}
+    assert pairs_of(export, tmp_path / "t.sqlite") == expected
 
 
 def test_while_one_transfer_waits_another_may_run(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def _cuts(recording: Recording, lags: Lags) -> BoolArray:
     another one, a meeting or a call waits for."""
     n_ops = len(recording.ops)
     ends = recording.meetings.is_met.copy()
+    ends[recording.meetings.member] = True
     ends[lags.producer] = True
     ends[recording.host.producer] = True
     cuts = np.zeros(n_ops, bool)
