@@ -32,6 +32,8 @@ CASES += [
     {"scheme": "te", "cp_size": 2, "message_dtype": "fp8", "warmup": 1, "causal": True},
     {"scheme": "zigzag_ring", "cp_size": 3, "seq_len": 31, "causal": True},
     {"scheme": "ring", "cp_size": 2, "faults": ("shared-stream",)},
+    {"scheme": "usp", "cp_size": 4, "model": "llama", "hidden": 128, "ffn": 64, "causal": True},
+    {"scheme": "ring", "cp_size": 2, "tp_size": 2, "model": "llama", "hidden": 128, "ffn": 64},
 ]
 
 
@@ -63,9 +65,11 @@ def test_every_scheme_computes_and_sends_what_it_should(options: dict[str, Any],
     path = tmp_path / "run.sqlite"
     write_report(path, [result.record for result in results], metadata, session_start_ns=0)
     report = cptrace.analyze(path)
-    assert [row["difference_bytes"] for row in report.rows("traffic")] == [0] * (2 * spec.cp_size)
+    attention = [row for row in report.rows("traffic") if row["part"] == "attention"]
+    assert [row["difference_bytes"] for row in attention] == [0] * (2 * spec.n_ranks)
     ranks = report.rows("ranks")
-    assert [row["rank"] for row in ranks] == list(range(spec.cp_size))
+    assert [row["rank"] for row in ranks] == list(range(spec.n_ranks))
+    assert all(metadata["checks"][name]["passed"] in (None, True) for name in ("loss", "grad_norm"))
     assert all(row["peak_memory_bytes"] is None and row["unclassified_ns"] == 0 for row in ranks)
     comm = report.rows("collectives")
     assert all(row["bytes_per_s"] is None for row in comm)  # these copies cross no link
