@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from cptrace.api import analyze, compare, open_trace
     from cptrace.comparison import Comparison
     from cptrace.report import Report
-    from cptrace.requests import AnalyzeOptions, CompareOptions
+    from cptrace.requests import AnalyzeOptions, CompareOptions, WhatIfOptions
     from cptrace.trace import Trace
+    from cptrace.what_if import WhatIf, whatif
 
 __version__: Final = "0.1.0"
 __all__ = [
@@ -27,10 +28,13 @@ __all__ = [
     "Comparison",
     "Report",
     "Trace",
+    "WhatIf",
+    "WhatIfOptions",
     "__version__",
     "analyze",
     "compare",
     "open_trace",
+    "whatif",
 ]
 
 _HOMES: Final = {
@@ -42,6 +46,9 @@ _HOMES: Final = {
     "open_trace": "cptrace.api",
     "Report": "cptrace.report",
     "Trace": "cptrace.trace",
+    "WhatIf": "cptrace.what_if",
+    "WhatIfOptions": "cptrace.requests",
+    "whatif": "cptrace.what_if",
 }
 
 

@@ -71,6 +71,29 @@ class AnalyzeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class WhatIfOptions:
+    """What is to be different in a prediction.
+
+    Attributes:
+        fixes: Findings whose cause is taken out, each as CODE or CODE:FORM.
+        link_gbps: Link bandwidth in gigabits per second; for runs whose own is recorded.
+        transfer_scale: Factor on the time of each transfer once all that take part have arrived.
+        compute_scale: Factor on the time of each compute op.
+        ranks: Ranks that the factors are for; empty for all.
+        scope: Which part of the trace the steps are taken from.
+        read: How to read the file.
+    """
+
+    fixes: tuple[str, ...] = ()
+    link_gbps: float | None = None
+    transfer_scale: float | None = None
+    compute_scale: float | None = None
+    ranks: tuple[int, ...] = ()
+    scope: ScopeRequest = field(default_factory=ScopeRequest)
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+
+@dataclass(frozen=True, slots=True)
 class CompareOptions:
     """How to compare.
 

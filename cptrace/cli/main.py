@@ -31,10 +31,18 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb(
         "compare", "cptrace.cli.compare", "Say what differs between runs, and whether it is more than noise."
     ),
-    Verb("doctor", "cptrace.cli.doctor", "Say what is here to run and record with, and how to mend what lacks."),
+    Verb(
+        "doctor", "cptrace.cli.doctor", "Say what is here to run and record with, and how to mend what lacks."
+    ),
+    Verb(
+        "explain", "cptrace.cli.explain", "Say what a finding means, how it is detected and how to mend it."
+    ),
     Verb("export", "cptrace.cli.export", "Write a trace in the format of another tool."),
     Verb("run", "cptrace.cli.run", "Run an instrumented context-parallel scheme, record it, explain it."),
     Verb("schemes", "cptrace.cli.schemes", "List the schemes that `run` knows."),
+    Verb(
+        "whatif", "cptrace.cli.whatif", "Predict step times with findings mended, or other links and devices."
+    ),
 )
 
 

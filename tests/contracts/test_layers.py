@@ -31,6 +31,7 @@ LAYERS = (
     ("cptrace.sources",),
     ("cptrace.analyses",),
     ("cptrace.findings",),
+    ("cptrace.what_if",),
     ("cptrace.tidy",),
     ("cptrace.figures",),
     ("cptrace.renderers",),
