@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,10 +18,12 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.labels import CUDA
 from cptrace.outcome import NotApplicable
 from cptrace.recognition import Flow, Places, Recognition, recognise
-from cptrace.replay import Changes, Recording, make_recording, replay, step_times
+from cptrace.replay import Changes, Recording, Replayed, make_recording, replay, step_times
 
 MIN_SHARE: Final = 0.01
 """A finding that costs less than this share of the step is not worth a reader's time."""
+
+Result = TypeVar("Result")
 
 _UNMEASURED_CLOCKS: Final = ("paced", "real")
 
@@ -66,6 +69,7 @@ class Case:
         position: Position of each op in the table of places, -1 without a place, int64 of shape (N,).
         stream_before: Row of the op with a place that comes before each op with a place in its stream, -1 where there
             is none, int64 of shape (N,).
+        memo: What several findings ask for, found once; see `remembered`.
     """
 
     scope: Scope
@@ -78,6 +82,19 @@ class Case:
     exposed_ns: Int64Array
     position: Int64Array
     stream_before: Int64Array
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def remembered(self, name: str, find: Callable[[Case], Result]) -> Result:
+        """Return what a function finds in this case; it is called once.
+
+        Args:
+            name: Name of the result.
+            find: Finds it.
+        """
+        if name not in self.memo:
+            self.memo[name] = find(self)
+        found: Result = self.memo[name]
+        return found
 
     @property
     def ops(self) -> pd.DataFrame:
@@ -160,7 +177,7 @@ def make_case(scope: Scope) -> Case:
     recognition = recognise(trace, scope.launches)
     recording = make_recording(trace, dependencies, scope.arrivals)
     steps = _steps(scope)
-    recorded = step_times(recording, replay(recording), *steps)
+    recorded = step_times(recording, Replayed(recording.start_ns, recording.end_ns), *steps)
     position = recognition.places.of_ops(len(ops))
     return Case(
         scope=scope,

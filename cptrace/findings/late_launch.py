@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from cptrace.analyses.start_causes import LAUNCH
-from cptrace.findings.case import Case
+from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import (
     HIGH,
     MAX_EVIDENCE,
@@ -37,14 +37,14 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
+    rows = late_ops(case)
+    late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
     made = changes(case)
-    if made is None:
+    if made is None or _is_little(case, rows, late_ns):
         return ()
     prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
-    rows = late_ops(case)
-    late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
     return [
@@ -80,6 +80,13 @@ def changes(case: Case) -> Changes | None:
         case: Case.
     """
     return Changes(host_gap_ns=KEEPS_UP_NS) if len(late_ops(case)) else None
+
+
+def _is_little(case: Case, rows: Int64Array, late_ns: Int64Array) -> bool:
+    """Return whether all delays together, on the rank with most, cannot be worth a replay."""
+    n_steps = max(len(np.unique(case.steps.step)), 1)
+    most_ns = np.bincount(case.rank[rows], weights=late_ns.astype(np.float64)).max(initial=0)
+    return bool(most_ns / n_steps <= MIN_SHARE * case.step_ns)
 
 
 def late_ops(case: Case) -> Int64Array:

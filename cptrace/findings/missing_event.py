@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from cptrace import labels
-from cptrace.classify import COMPUTE, ROLES
 from cptrace.dependencies.reach import is_ordered
 from cptrace.findings.case import Case
 from cptrace.findings.finding import (
@@ -24,10 +23,11 @@ from cptrace.findings.finding import (
     pair_evidence,
     ranks_text,
 )
-from cptrace.findings.rewire import Edges, buffer_edges, join, needed_edges
+from cptrace.findings.rewire import Edges, behind_needed, buffer_edges, join, needed_edges
 from cptrace.findings.verdict import confidence_of, has_unknown_waits, is_worth
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
+from cptrace.recognition.places import BY_LABEL
 from cptrace.replay import Changes
 
 CODE: Final = "missing-event"
@@ -108,8 +108,9 @@ def changes(case: Case) -> Changes | None:
         return None
     dropped = np.zeros(len(case.dependencies.blocking.thread), bool)
     dropped[inline.call] = True
-    waits = Edges(inline.producer, inline.following)
-    edges = waits if case.flow is None else join(waits, needed_edges(case), buffer_edges(case))
+    edges = Edges(inline.producer, inline.following)
+    if case.flow is not None:
+        edges = join(behind_needed(case, edges), needed_edges(case), buffer_edges(case))
     return Changes(drop_blocking=dropped, added_producer=edges.producer, added_consumer=edges.consumer)
 
 
@@ -131,7 +132,7 @@ def inline_syncs(case: Case) -> _Inline:
         is_between = (after > 0) & (after < len(ops))
         calls, after = calls[is_between], after[is_between]
         same_step = (step[ops[after]] == step[ops[after - 1]]) & (step[ops[after]] >= 0)
-        following = _next_compute(case, ops)[after]
+        following = _next_elsewhere(case, ops, blocking.producer[calls], after)
         is_inline = same_step & (following >= 0)
         chosen = calls[is_inline]
         parts.append((chosen, blocking.producer[chosen], following[is_inline]))
@@ -141,12 +142,22 @@ def inline_syncs(case: Case) -> _Inline:
     return _Inline(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def _next_compute(case: Case, ops: Int64Array) -> Int64Array:
-    """Return for each place in launch order the first compute op from there on, -1 where none follows."""
-    is_compute = case.ops["role"].cat.codes.to_numpy()[ops] == ROLES.index(COMPUTE)
-    place = np.where(is_compute, np.arange(len(ops)), len(ops))
-    following = np.minimum.accumulate(place[::-1])[::-1]
-    return np.where(following < len(ops), ops[np.minimum(following, len(ops) - 1)], -1)
+def _next_elsewhere(case: Case, ops: Int64Array, producer: Int64Array, place: Int64Array) -> Int64Array:
+    """Return the first op launched from each place on into another stream than that of an op, -1 where none follows.
+
+    Args:
+        case: Case.
+        ops: Rows of a thread's ops in launch order.
+        producer: Rows of ops, int64 of shape (P,).
+        place: Places in the launch order, int64 of shape (P,).
+    """
+    queue = case.dependencies.queue
+    first = np.full(len(place), len(ops))
+    for number in np.unique(queue[ops]):
+        mine = np.flatnonzero(queue[ops] == number)
+        following = np.append(mine, len(ops))[np.searchsorted(mine, place, side="left")]
+        first = np.where(queue[producer] == number, first, np.minimum(first, following))
+    return np.where(first < len(ops), ops[np.minimum(first, len(ops) - 1)], -1)
 
 
 def _call_names(case: Case, call: Int64Array) -> str:
@@ -170,6 +181,12 @@ def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
     after, before = after[~is_safe], before[~is_safe]
     if not len(after):
         return ()
+    if case.places.basis != BY_LABEL:
+        return NotApplicable(
+            f"{CODE} (race)",
+            "which data each op reads is only guessed from the order of kernels, which is too little to call a missing"
+            " wait a race; mark ops with ranges of the domain cptrace (cptrace/labels.py)",
+        )
     if (missing := _order_unknown(case)) is not None:
         return missing
     n_early = int(np.count_nonzero(case.start_ns[after] < case.end_ns[before]))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
+from cptrace.analyses.scope import number_groups
 from cptrace.classify import ATTENTION_RULES, COMPUTE, ROLES, RULE_NAMES
 from cptrace.findings.case import Case
 from cptrace.intervals import BoolArray, Int64Array
@@ -72,6 +73,19 @@ def find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
     Args:
         case: Case.
     """
+    return case.remembered("peer_waits", _find_peer_waits)
+
+
+def find_speeds(case: Case) -> RankSpeeds:
+    """Return how the ranks' compute, work and links compare.
+
+    Args:
+        case: Case.
+    """
+    return case.remembered("speeds", _find_speeds)
+
+
+def _find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
     arrivals = case.scope.arrivals
     if isinstance(arrivals, NotApplicable):
         return arrivals
@@ -95,12 +109,7 @@ def find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
     return PeerWaits(rows, late[rows], exposed)
 
 
-def find_speeds(case: Case) -> RankSpeeds:
-    """Return how the ranks' compute, work and links compare.
-
-    Args:
-        case: Case.
-    """
+def _find_speeds(case: Case) -> RankSpeeds:
     ranks = case.scope.ranks
     rule = case.ops["rule"].cat.codes.to_numpy()
     is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES]) & case.scope.is_inside
@@ -149,14 +158,13 @@ def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Arr
 def _sorts(case: Case, rows: Int64Array) -> Int64Array:
     """Return a number for what each op is: its name, and where it has a place its kind, pass and hop."""
     position, places = case.position[rows], case.places
-    keys = [case.ops["name"].cat.codes.to_numpy()[rows].astype(np.int64), position >= 0]
+    keys = [case.ops["name"].cat.codes.to_numpy()[rows].astype(np.int64), (position >= 0).astype(np.int64)]
     if len(places):
         keys += [
             np.where(position >= 0, part[position], 0)
             for part in (places.kind, places.is_backward, places.hop)
         ]
-    codes, _ = pd.factorize(pd.MultiIndex.from_arrays(keys))
-    return np.asarray(codes, np.int64)
+    return number_groups(*keys)[0]
 
 
 def _lower_median(values: Float64Array) -> float:

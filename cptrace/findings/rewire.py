@@ -74,11 +74,25 @@ def stream_edges(case: Case, freed: BoolArray) -> Edges:
         freed: Ops that no longer wait for the op before them, bool of shape (N,).
     """
     consumer = np.flatnonzero(freed)
-    producer = case.stream_before[consumer]
+    return behind_needed(case, Edges(case.stream_before[consumer], consumer))
+
+
+def behind_needed(case: Case, edges: Edges) -> Edges:
+    """Return edges in which each producer is replaced by the nearest op of its stream that the consumer stays behind.
+
+    Edges of ops without a place, of which nobody knows what they need, stay as they are.
+
+    Args:
+        case: Case.
+        edges: Edges; a producer of -1 stands for none.
+    """
+    producer, consumer = edges.producer.copy(), edges.consumer
     for _ in range(_MAX_STEPS_BACK):
-        candidates = np.flatnonzero(producer >= 0)
-        is_accidental = is_free_of(case, consumer[candidates], producer[candidates])
-        behind = candidates[is_accidental]
+        judged = np.flatnonzero(
+            (producer >= 0) & (case.position[producer] >= 0) & (case.position[consumer] >= 0)
+        )
+        is_accidental = is_free_of(case, consumer[judged], producer[judged])
+        behind = judged[is_accidental]
         if not len(behind):
             break
         producer[behind] = case.stream_before[producer[behind]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
-from cptrace.findings.case import Case, is_attention_work
+from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
@@ -82,7 +82,8 @@ def accidental(case: Case) -> BoolArray:
     """Return which ops wait in their stream for one of the other sort that they do not need, bool of shape (N,)."""
     before = case.stream_before
     rows = np.flatnonzero((before >= 0) & (case.dependencies.previous == before))
-    comm, work = case.is_what(*labels.COMMUNICATION), is_attention_work(case)
+    comm = case.is_what(*labels.COMMUNICATION)
+    work = (case.position >= 0) & ~comm
     ahead = before[rows]
     rows = rows[(comm[rows] & work[ahead]) | (work[rows] & comm[ahead])]
     freed = np.zeros(len(case.ops), bool)

@@ -13,6 +13,7 @@ from cptrace.recognition.places import Places, by_hop
 from cptrace.schemes.dataflow import ALL_HOPS, DataFlow, Kind, Need
 
 _NO_NEED: Final = np.iinfo(np.int64).min // 2
+_WEIGHT_GRADIENTS: Final = Kind(labels.ALL_REDUCE, (labels.GRADS,))
 NO_READER: Final = np.iinfo(np.int64).max // 2
 """Added to a hop, it lies beyond any."""
 
@@ -27,17 +28,21 @@ class Flow:
         channels: Kinds of transfers that need nothing of each other.
         shift: Largest shift of any need of a kind on a kind per pass (0 forward, 1 backward), int64 of shape
             (2, K, K): [pass, consumer, producer]; far below zero where there is no need.
+        is_free: Whether a kind needs nothing of a kind, whatever blocks they are of, bool of shape (K, K):
+            [consumer, producer].
     """
 
     places: Places
     needs: tuple[Need, ...]
     channels: tuple[Kind, ...]
     shift: Int64Array
+    is_free: BoolArray
 
     def is_needed(self, consumer: Int64Array, producer: Int64Array) -> BoolArray:
         """Return whether each consumer needs each producer, directly or as an earlier hop of what it needs.
 
-        An order between blocks is always needed: what a pass of a layer computes is the input of the next.
+        An order between blocks is needed: what a pass of a layer computes is the input of the next. Only the sums of
+        weight gradients go nowhere but into the step's end.
 
         Args:
             consumer: Positions in `places`, int64 of shape (N,).
@@ -48,15 +53,19 @@ class Flow:
         shift = self.shift[is_backward, places.kind[consumer], places.kind[producer]]
         is_needed: BoolArray = places.hop[producer] <= places.hop[consumer] + shift
         is_needed |= places.block[consumer] != places.block[producer]
+        is_needed &= ~self.is_free[places.kind[consumer], places.kind[producer]]
         return is_needed
 
     def channel(self) -> Int64Array:
-        """Return the number of each op's channel, -1 for those of none, int64 of shape (M,)."""
+        """Return the number of each transfer's channel, -1 for what is no transfer, int64 of shape (M,).
+
+        Sums of weight gradients have a channel of their own, and so has all that the scheme names none for.
+        """
         kinds = self.places.kinds
-        of_kind = np.full(len(kinds), -1, np.int64)
-        for number, channel in enumerate(self.channels):
+        of_kind = np.where(kinds.are(*labels.COMMUNICATION), len(self.channels) + 1, -1)
+        for number, channel in enumerate((*self.channels, _WEIGHT_GRADIENTS)):
             of_kind[_holds(channel, self.places)] = number
-        return of_kind[self.places.kind]
+        return np.asarray(of_kind[self.places.kind], np.int64)
 
     def edges(self) -> tuple[Int64Array, Int64Array]:
         """Return positions (consumer, producer) of all direct needs; of `ALL_HOPS`, the last producer of the block."""
@@ -113,10 +122,15 @@ def bind(flow: DataFlow, places: Places) -> Flow:
         for name in need.passes:
             of_pass = shift[int(name == labels.BACKWARD)]
             of_pass[pairs] = np.maximum(of_pass[pairs], need.shift)
-    # Copies prepare what is sent or place what has arrived; their labels do not say what of, so none is accidental.
-    shift[:, places.kinds.are(labels.COPY), :] = ALL_HOPS
-    shift[:, :, places.kinds.are(labels.COPY)] = ALL_HOPS
-    return Flow(places, flow.needs, flow.channels, shift)
+    # What a model does around attention, and copies, make what is sent or use what has arrived; their labels do not
+    # say what of, so none is accidental.
+    is_around = ~places.kinds.are(labels.ATTENTION, labels.MERGE, *labels.COMMUNICATION)
+    is_around |= np.isin(np.array(places.kinds.tensor, object), labels.MODEL_TENSORS)
+    shift[:, is_around, :] = ALL_HOPS
+    shift[:, :, is_around] = ALL_HOPS
+    is_sum = _holds(_WEIGHT_GRADIENTS, places)
+    is_free = np.outer(~is_sum & ~places.kinds.are(labels.GRAD_NORM), is_sum)
+    return Flow(places, flow.needs, flow.channels, shift, is_free)
 
 
 def _holds(kind: Kind, places: Places) -> BoolArray:

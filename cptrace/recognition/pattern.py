@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from cptrace import labels
-from cptrace.classify import ATTENTION_RULES, COMM, RULE_NAMES
+from cptrace.classify import ATTENTION_RULES, COMM, COMPUTE, ROLES, RULE_NAMES
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import names_match
 from cptrace.recognition.places import BY_PATTERN, Kinds, Places, no_places
@@ -37,10 +38,13 @@ _SCHEME_COLLECTIVES: Final = (
     labels.REDUCE_SCATTER,
 )
 _GEMM_RULE: Final = "gemm"
+_GEMM: Final = r"(?i)(^|[^a-z])gemm"
 
 BEFORE: Final = "qkv"
 AFTER: Final = "out"
 HOP: Final = "kv"
+GRADIENTS: Final = "dkv"
+UNKNOWN: Final = "unknown"
 
 
 def places_by_pattern(trace: Trace) -> Places:
@@ -50,30 +54,37 @@ def places_by_pattern(trace: Trace) -> Places:
         trace: Classified trace.
     """
     ops = trace.ops
-    rule = ops["rule"].cat.codes.to_numpy()
-    attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
-    attention &= ~names_match(ops["name"], _HELPER)
-    is_comm = (ops["role"] == COMM).to_numpy() & ops["collective"].isin(_SCHEME_COLLECTIVES).to_numpy()
+    rule, role = (ops[name].cat.codes.to_numpy() for name in ("rule", "role"))
+    is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
+    attention = is_attention & ~names_match(ops["name"], _HELPER)
+    is_comm = (role == ROLES.index(COMM)) & ops["collective"].isin(_SCHEME_COLLECTIVES).to_numpy()
     if not attention.any() or not is_comm.any():
         return no_places()
-    rows, block = _blocks(ops, attention, is_comm, rule == RULE_NAMES.index(_GEMM_RULE))
-    return _placed(ops, rows, block, attention)
+    is_gemm = (rule == RULE_NAMES.index(_GEMM_RULE)) | (names_match(ops["name"], _GEMM) & ~is_attention)
+    is_between = (role == ROLES.index(COMPUTE)) & ~is_gemm & ~attention
+    rows, block = _blocks(ops, attention, attention | is_comm | is_between, is_gemm)
+    return _placed(ops, rows, block, attention, is_comm)
 
 
 def _blocks(
-    ops: pd.DataFrame, attention: BoolArray, is_comm: BoolArray, is_gemm: BoolArray
+    ops: pd.DataFrame, attention: BoolArray, is_member: BoolArray, is_gemm: BoolArray
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the rows that have a block, ascending, and the number of each one's block."""
+    """Return the rows that have a block, ascending, and the number of each one's block.
+
+    A change of direction, from forward to backward, begins a block too.
+    """
     rank = ops["rank"].to_numpy()
+    backward = names_match(ops["name"], _BACKWARD) & attention
     rows, blocks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     n_blocks = 0
     for number in np.unique(rank[attention]):
-        mine = np.flatnonzero((rank == number) & (attention | is_comm | is_gemm))
-        run = np.cumsum(is_gemm[mine])
-        chosen = ~is_gemm[mine]
+        mine = np.flatnonzero((rank == number) & (is_member | is_gemm))
+        turns = np.zeros(len(mine), bool)
+        of_attention = np.flatnonzero(attention[mine])
+        turns[of_attention[1:]] = np.diff(backward[mine[of_attention]].astype(np.int8)) != 0
+        run = np.cumsum(is_gemm[mine] | turns)
         # Only runs that hold attention are blocks of it.
-        has_attention = np.isin(run, run[attention[mine]])
-        chosen &= has_attention
+        chosen = ~is_gemm[mine] & np.isin(run, run[attention[mine]])
         number_of_run, _ = pd.factorize(run[chosen])
         rows.append(mine[chosen])
         blocks.append(number_of_run + n_blocks)
@@ -83,30 +94,68 @@ def _blocks(
     return row[order], block[order].astype(np.int64)
 
 
-def _placed(ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: BoolArray) -> Places:
+def _placed(
+    ops: pd.DataFrame, rows: Int64Array, block: Int64Array, attention: BoolArray, is_comm: BoolArray
+) -> Places:
     """Return the places of rows in blocks: hops by order, and what travels by its side of the attention."""
-    is_attention = attention[rows]
-    order = pd.DataFrame({"block": block, "is_attention": is_attention})
-    number = order.groupby(["block", "is_attention"]).cumcount().to_numpy()
-    n_attention = order.groupby("block")["is_attention"].transform("sum").to_numpy()
-    n_attention_before = order.groupby("block")["is_attention"].cumsum().to_numpy() - is_attention
+    is_attention, is_transfer = attention[rows], is_comm[rows]
+    order = pd.DataFrame({"block": block, "attention": is_attention, "transfer": is_transfer})
+    totals = order.groupby("block")[["attention", "transfer"]].transform("sum")
+    n_attention, n_transfers = (totals[name].to_numpy() for name in ("attention", "transfer"))
+    n_before = order.groupby("block")["attention"].cumsum().to_numpy() - is_attention
+    # What computes between two attentions of a block merges the part of the first; before and behind all is no merge.
+    is_merge = ~is_attention & ~is_transfer & (n_before > 0) & (n_attention > 1)
+    is_placed = is_attention | is_transfer | is_merge
+    is_exchange = is_transfer & (n_attention == 1)
     collective = ops["collective"].astype(object).to_numpy()[rows]
-    what = np.where(is_attention, labels.ATTENTION, collective)
-    is_exchange = ~is_attention & (n_attention == 1) & np.isin(what, (labels.SEND_RECV, labels.ALL_TO_ALL))
-    what[is_exchange] = labels.ALL_TO_ALL
-    side = np.where(n_attention_before == 0, BEFORE, AFTER)
-    tensor = np.where(is_attention, "", np.where(is_exchange, side, HOP))
-    hop: Int64Array = np.where(is_exchange, 0, number).astype(np.int64)
+    exchanges = np.isin(collective, (labels.SEND_RECV, labels.ALL_TO_ALL)) & is_exchange
+    what = np.where(is_attention, labels.ATTENTION, np.where(is_merge, labels.MERGE, collective))
+    what[exchanges] = labels.ALL_TO_ALL
+    is_backward = _is_backward_block(ops, rows, block, is_attention)
+    tensor = np.where(is_transfer, _ring_tensor(ops, rows, order, is_backward, n_attention, n_transfers), "")
+    tensor = np.where(exchanges, np.where(n_before == 0, BEFORE, AFTER), tensor)
+    what[~is_placed] = ""
+    number = order.assign(what=what, tensor=tensor).groupby(["block", "what", "tensor"]).cumcount().to_numpy()
+    hop: Int64Array = np.where(exchanges, 0, np.where(is_merge, n_before - 1, number)).astype(np.int64)
     texts = pd.Series(what.astype(str)) + " " + pd.Series(tensor.astype(str))
-    kind, names = pd.factorize(texts)
+    kind, names = pd.factorize(texts[is_placed])
     pairs = [str(name).partition(" ") for name in names]
     kinds = Kinds(tuple(first for first, _, _ in pairs), tuple(last for _, _, last in pairs))
-    is_backward = _is_backward_block(ops, rows, block, is_attention)
     n_bytes = ops["bytes"].to_numpy(dtype=np.int64, na_value=0)[rows]
-    layer = np.full(len(rows), -1, np.int64)
     return Places(
-        rows, block, np.asarray(kind, np.int64), hop, layer, is_backward, n_bytes, kinds, BY_PATTERN
+        rows=rows[is_placed],
+        block=block[is_placed],
+        kind=np.asarray(kind, np.int64),
+        hop=hop[is_placed],
+        layer=np.full(int(is_placed.sum()), -1, np.int64),
+        is_backward=is_backward[is_placed],
+        n_bytes=n_bytes[is_placed],
+        kinds=kinds,
+        basis=BY_PATTERN,
     )
+
+
+def _ring_tensor(
+    ops: pd.DataFrame,
+    rows: Int64Array,
+    order: pd.DataFrame,
+    is_backward: BoolArray,
+    n_attention: Int64Array,
+    n_transfers: Int64Array,
+) -> npt.NDArray[np.object_]:
+    """Return what travels in each row's transfer, where a ring's pattern tells.
+
+    Forward only K and V do. Backward the gradients take one hop more than K and V, P and P - 1 of 2P - 1; where each
+    has a stream of its own, that tells which is which.
+    """
+    stream = ops["stream"].to_numpy()[rows]
+    per_stream = (
+        order.assign(stream=stream).groupby(["block", "stream"])["transfer"].transform("sum").to_numpy()
+    )
+    is_mixed = is_backward & (n_transfers == 2 * n_attention - 1)
+    is_known = ~is_mixed | (per_stream < n_transfers)
+    is_gradient = is_mixed & (per_stream == n_attention)
+    return np.where(is_known, np.where(is_gradient, GRADIENTS, HOP), UNKNOWN).astype(object)
 
 
 def _is_backward_block(

@@ -145,9 +145,9 @@ FLOWS: Final[tuple[tuple[str, DataFlow], ...]] = (
     ("striped_ring", RING_FLOW),
     ("te", DataFlow(_TE)),
     ("all_gather", DataFlow(_GATHER)),
-    ("all_gather_sliced", DataFlow(_GATHER)),
+    ("all_gather_sliced", DataFlow(_GATHER, channels=(Kind(ALL_GATHER), Kind(REDUCE_SCATTER)))),
     ("ulysses", DataFlow(_ULYSSES)),
-    ("ulysses_chunked", DataFlow(_ULYSSES)),
+    ("ulysses_chunked", DataFlow(_ULYSSES, channels=(_TO_HEADS, _FROM_HEADS))),
     ("usp", DataFlow(_USP, channels=(_KV, _DKV))),
     ("tp", DataFlow(_TP)),
 )
