@@ -1,7 +1,7 @@
 """Runs every scheme with all its ranks on one GPU: `python tests/gpu/all_schemes.py FOLDER`.
 
-Says how exact each was. Each run writes its report into the folder, timed by CUDA events and small enough to keep, and one line of
-`results.json`. It takes some minutes; `--budget-s` ends it earlier, and then says what it left out.
+Says how exact each was. Each run writes its report into the folder, timed by CUDA events and small enough to keep, and
+all of them `results.json`. It takes some minutes; `--budget-s` ends it earlier, and then says what it left out.
 """
 
 from __future__ import annotations
