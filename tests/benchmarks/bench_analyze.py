@@ -5,8 +5,9 @@
     python tests/benchmarks/bench_analyze.py --check         exit code 1 where a target is missed
 
 The scan is what no reader of this format can beat: one connection that adds up, in SQLite's C code, the columns that
-the analyzer needs. Against it stands a whole `cptrace analyze` process, from the start of Python to the JSON. Both
-run by turns on a warm page cache, and the best of each counts, because other load on the machine only ever adds.
+the analyzer needs. Against it stands a whole `cptrace analyze --no-findings` process, from the start of Python to the
+JSON. What findings add (dependency graph, start causes, diagnosis) stands against loading the trace alone. All run by
+turns on a warm page cache, and the best of each counts, because other load on the machine only ever adds.
 Python's compiled files are written first, as any first use does: without them each process compiles pandas anew, which
 takes longer than the analysis (so it is where PYTHONDONTWRITEBYTECODE is set and pip was told --no-compile).
 
@@ -34,12 +35,19 @@ GENERATOR = ("synthetic_nsys", "synthetic_timeline", "nsys_tables")
 
 MAX_RATIO = 3.0
 """Whole process over scan. Reading alone is 1.2 to 1.5 with the fastest known reader."""
+MAX_DIAGNOSIS_RATIO = 3.0
+"""What findings add, over loading the trace."""
 MAX_PEAK_BYTES_PER_KERNEL = 600
 """600 MB for 1 M kernels."""
 MAX_GROWTH_OVER_SCALE = 1.1
 """Time may grow a tenth faster than the rows."""
 SMALLEST_JUDGED = 1_000_000
 """Below this many kernels the start of Python outweighs the work, so no target applies."""
+
+_PYTHON = shlex.quote(sys.executable)
+FULL = f"{_PYTHON} -m cptrace analyze {{path}} --format json"
+FIGURES = f"{FULL} --no-findings"
+LOAD = f"{_PYTHON} -c 'import sys, cptrace; cptrace.open_trace(sys.argv[1])' {{path}}"
 
 _NO_COMPILED_FILES = "PYTHONDONTWRITEBYTECODE"
 
@@ -63,6 +71,8 @@ class Measured:
     analyze_s: float
     analyze_cpu_s: float
     peak_bytes: int
+    load_s: float | None = None
+    findings_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +108,22 @@ def export_path(n_kernels: int, folder: Path) -> Path:
     return path
 
 
-def measure(path: Path, command: str, n_kernels: int, repeats: int) -> Measured:
+def measure(
+    path: Path, command: str, n_kernels: int, repeats: int, *, with_findings: bool = False
+) -> Measured:
     """Return the best of several runs by turns, after one of each that fills the page cache and compiles."""
     scan_seconds(path)
     run_command(command, path, {key: os.environ[key] for key in os.environ if key != _NO_COMPILED_FILES})
-    scans, runs = [], []
+    scans, runs, loads, full = [], [], [], []
     for _ in range(repeats):
         scans.append(scan_seconds(path))
         runs.append(run_command(command, path))
+        if with_findings:
+            loads.append(run_command(LOAD, path)[0])
+            full.append(run_command(FULL, path)[0])
     seconds, cpu_seconds, peaks = zip(*runs, strict=True)
-    return Measured(n_kernels, min(scans), min(seconds), min(cpu_seconds), max(peaks))
+    best = (min(scans), min(seconds), min(cpu_seconds), max(peaks))
+    return Measured(n_kernels, *best, min(loads, default=None), min(full, default=None))
 
 
 def scan_seconds(path: Path) -> float:
@@ -160,12 +176,21 @@ def lines_of(measured: Measured, is_judged: bool) -> list[Line]:
     size = f"{measured.n_kernels:,} kernels"
     ratio = measured.analyze_s / measured.scan_s
     most_mb = measured.n_kernels * MAX_PEAK_BYTES_PER_KERNEL / 1e6
-    return [
+    lines = [
         Line(f"{size}: SQLite's scan", measured.scan_s, "s", None),
         Line(f"{size}: analyze", measured.analyze_s, "s", None),
         Line(f"{size}: analyze, CPU time", measured.analyze_cpu_s, "s", None),
         Line(f"{size}: analyze over scan", ratio, "x", MAX_RATIO if is_judged else None),
         Line(f"{size}: peak memory", measured.peak_bytes / 1e6, "MB", most_mb if is_judged else None),
+    ]
+    if measured.load_s is None or measured.findings_s is None:
+        return lines
+    added = (measured.findings_s - measured.analyze_s) / measured.load_s
+    return [
+        *lines,
+        Line(f"{size}: loading alone", measured.load_s, "s", None),
+        Line(f"{size}: analyze with findings", measured.findings_s, "s", None),
+        Line(f"{size}: findings over loading", added, "x", MAX_DIAGNOSIS_RATIO if is_judged else None),
     ]
 
 
@@ -184,7 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     crowding = describe_crowding(os.getloadavg()[0], os.cpu_count() or 1)
     sizes = [given.kernels] if given.scale is None else [given.kernels, given.kernels * given.scale]
-    measured = [measure(export_path(n, given.cache), given.command, n, given.repeats) for n in sizes]
+    is_ours = given.command == FIGURES
+    measured = [
+        measure(
+            export_path(n, given.cache), given.command, n, given.repeats, with_findings=is_ours and not place
+        )
+        for place, n in enumerate(sizes)
+    ]
     lines = result(measured[0], measured[1] if len(measured) > 1 else None)
     print(f"best of {given.repeats}, {os.cpu_count()} CPUs, SQLite {sqlite3.sqlite_version}, warm page cache")
     if crowding is not None:
@@ -209,8 +240,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="exit with 1 where a target is missed")
     cache = Path(tempfile.gettempdir()) / "cptrace-benchmark"
     parser.add_argument("--cache", type=Path, default=cache, help="folder that keeps the exports")
-    analyze = f"{shlex.quote(sys.executable)} -m cptrace analyze {{path}} --format json"
-    parser.add_argument("--command", default=analyze, help="what to measure; {path} is the export")
+    parser.add_argument("--command", default=FIGURES, help="what to measure; {path} is the export")
     return parser.parse_args(arguments)
 
 

@@ -264,8 +264,12 @@ def predictions(errors: dict[str, list[tuple[float, Verdict]]]) -> list[str]:
 def describe(trial: Trial) -> str:
     """Return the command that repeats a trial."""
     spec = trial.spec
-    words = [f"--scheme {spec.scheme} --cp-size {spec.cp_size} --seq-len {spec.seq_len} --kv-heads {spec.kv_heads}"]
-    words += [f"--head-dim {spec.head_dim} --layers {spec.layers} --link-gbps {spec.link_gbps} --clock {spec.clock}"]
+    words = [
+        f"--scheme {spec.scheme} --cp-size {spec.cp_size} --seq-len {spec.seq_len} --kv-heads {spec.kv_heads}"
+    ]
+    words += [
+        f"--head-dim {spec.head_dim} --layers {spec.layers} --link-gbps {spec.link_gbps} --clock {spec.clock}"
+    ]
     words += ["--causal"] * spec.causal + ["--forward-only"] * spec.forward_only
     return " ".join([*words, *(f"--fault {fault}" for fault in trial.faults)])
 
@@ -287,8 +291,12 @@ def report(verdicts: Sequence[Verdict], clock: str) -> tuple[str, bool]:
     wrong = [verdict for verdict in verdicts if not verdict.is_right]
     parts = ["\n".join(confusion(verdicts)), "\n".join(rates(verdicts)), "\n".join(predictions(errors))]
     unknown, violations = (sum(getattr(v, name) for v in verdicts) for name in ("n_unknown", "n_violations"))
-    parts.append(f"communication ops without a start cause: {unknown}; ops before their predecessors: {violations}")
-    parts += [f"wrong: {describe(v.trial)}\n       {', '.join(v.findings) or 'no finding'}" for v in wrong[:40]]
+    parts.append(
+        f"communication ops without a start cause: {unknown}; ops before their predecessors: {violations}"
+    )
+    parts += [
+        f"wrong: {describe(v.trial)}\n       {', '.join(v.findings) or 'no finding'}" for v in wrong[:40]
+    ]
     limit = MAX_PREDICTION_ERROR[clock]
     far = [(error, v) for of_fault in errors.values() for error, v in of_fault if abs(error) > limit]
     if clock == "virtual":
@@ -320,7 +328,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="each picks sizes of its own")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--pairs", action="store_true", help="two faults at once; both must be reported on top")
+    parser.add_argument(
+        "--pairs", action="store_true", help="two faults at once; both must be reported on top"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--check", action="store_true", help="exit code 1 where a target is missed")
     return parser.parse_args(arguments)

@@ -33,7 +33,7 @@ def test_it_measures_two_sizes_and_keeps_the_exports(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if not line.startswith(("best of", "load was"))]
     assert [line.split("  ")[0] for line in lines] == [
-        *(f"2,000 kernels: {what}" for what in FIGURES),
+        *(f"2,000 kernels: {what}" for what in (*FIGURES, *WITH_FINDINGS)),
         *(f"4,000 kernels: {what}" for what in FIGURES),
         "time of 2x rows over 1x",
     ]
@@ -42,6 +42,7 @@ def test_it_measures_two_sizes_and_keeps_the_exports(tmp_path):
 
 
 FIGURES = ("SQLite's scan", "analyze", "analyze, CPU time", "analyze over scan", "peak memory")
+WITH_FINDINGS = ("loading alone", "analyze with findings", "findings over loading")
 
 
 def test_a_command_that_fails_ends_the_benchmark(tmp_path):
@@ -84,6 +85,13 @@ def test_the_memory_of_the_command_is_measured(tmp_path):
 def test_targets_apply_to_ratio_and_memory(measured, missed):
     assert [line.what.partition(": ")[2] for line in lines_of(measured, True) if line.is_missed] == missed
     assert not any(line.is_missed for line in lines_of(measured, False))
+
+
+@pytest.mark.parametrize(("findings_s", "is_missed"), [(6.0, False), (6.1, True)])
+def test_findings_may_add_three_times_the_loading(findings_s, is_missed):
+    measured = Measured(1_000_000, 1.0, 3.0, 3.0, 1, load_s=1.0, findings_s=findings_s)
+    missed = [line.what.partition(": ")[2] for line in lines_of(measured, True) if line.is_missed]
+    assert missed == ["findings over loading"] * is_missed
 
 
 @pytest.mark.parametrize(("seconds", "is_missed"), [(33.0, False), (33.1, True)])
