@@ -22,6 +22,7 @@ INT32: Final = "int32"
 NULLABLE_INT64: Final = "Int64"
 CATEGORY: Final = "category"
 BOOL: Final = "bool"
+FLOAT64: Final = "float64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,31 @@ RANKS: Final = Table(
     ("rank",),
 )
 
-TABLES: Final = (OPS, API_CALLS, SYNCS, EVENT_RECORDS, RANGES, RANKS)
+GPU_SAMPLES: Final = Table(
+    "gpu_samples",
+    "samples of the GPU's own counters",
+    (
+        Column("time_ns", INT64, "when the sample was taken", "ns"),
+        Column("device", INT64, "device ordinal"),
+        Column("metric", CATEGORY, "sm_active or tensor_active"),
+        Column("share", FLOAT64, "part of the units that were active, 0 to 1"),
+    ),
+    ("time_ns", "device", "metric"),
+)
+
+ALLOCATIONS: Final = Table(
+    "allocations",
+    "device memory that was allocated or released",
+    (
+        Column("time_ns", INT64, "when the call was made", "ns"),
+        _PROCESS,
+        Column("device", INT64, "device ordinal"),
+        Column("change_bytes", INT64, "what the memory in use grew by; negative for a release", "bytes"),
+    ),
+    ("time_ns", "process", "device", "change_bytes"),
+)
+
+TABLES: Final = (OPS, API_CALLS, SYNCS, EVENT_RECORDS, RANGES, RANKS, GPU_SAMPLES, ALLOCATIONS)
 
 
 def make_frame(table: Table, columns: dict[str, Any]) -> pd.DataFrame:

@@ -76,6 +76,8 @@ class Trace:
         event_records: The record side of CUDA events.
         ranges: NVTX ranges and marks.
         ranks: The (process, device) pairs that did device work.
+        gpu_samples: Activity of the GPUs' units by their own counters.
+        allocations: Changes of the device memory in use.
     """
 
     meta: TraceMeta
@@ -85,3 +87,5 @@ class Trace:
     event_records: pd.DataFrame = field(default_factory=lambda: _empty(schema.EVENT_RECORDS))
     ranges: pd.DataFrame = field(default_factory=lambda: _empty(schema.RANGES))
     ranks: pd.DataFrame = field(default_factory=lambda: _empty(schema.RANKS))
+    gpu_samples: pd.DataFrame = field(default_factory=lambda: _empty(schema.GPU_SAMPLES))
+    allocations: pd.DataFrame = field(default_factory=lambda: _empty(schema.ALLOCATIONS))

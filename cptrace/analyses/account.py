@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
+from cptrace.analyses.device_samples import activity_shares, allocated_peaks
 from cptrace.analyses.scope import Activity, Scope, Window, device_work_missing
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
@@ -128,19 +129,21 @@ def by_rank(scope: Scope) -> pd.DataFrame | NotApplicable:
         }
     )
     accounts["peak_memory_bytes"] = _peak_memory(scope)
+    accounts = accounts.assign(**activity_shares(scope))
     extent_ns = accounts["window_end_ns"] - accounts["window_start_ns"]
     accounts["between_steps_ns"] = extent_ns - accounts["window_ns"]
     return _finish(scope, accounts)
 
 
 def _peak_memory(scope: Scope) -> pd.arrays.IntegerArray:
-    """Return the most bytes that each rank's tensors took on its device at once, where the run recorded that."""
+    """Return the most bytes in use on each rank's device: as the run recorded it, else of the allocations traced."""
     run = scope.trace.meta.run
     recorded, entries = run.get("peak_memory_bytes"), run.get("ranks")
     by_rank: dict[Any, Any] = {}
     if isinstance(recorded, list) and isinstance(entries, list):
         by_rank = {entry["rank"]: size for entry, size in zip(entries, recorded, strict=False)}
-    sizes = [by_rank.get(rank) for rank in scope.ranks]
+    traced = allocated_peaks(scope)
+    sizes = [traced.get(rank) if (size := by_rank.get(rank)) is None else size for rank in scope.ranks]
     is_known = np.array([type(size) is int and 0 <= size < 2**63 for size in sizes], bool)
     values = np.array([size if known else 0 for size, known in zip(sizes, is_known, strict=True)], np.int64)
     return pd.arrays.IntegerArray(values, ~is_known)

@@ -67,6 +67,7 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
             yield from _window(rows)
             yield from _peak_memory(rows)
             yield from _activity(rows)
+            yield from _activity(rows)
             yield from _peer_wait(report)
         causes = report.rows("start_causes") if section == "streams" else ()
         if causes:
@@ -211,6 +212,18 @@ def _peak_memory(rows: Sequence[Row]) -> Iterable[Any]:
     else:
         text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
     yield Text(f"peak memory: {text}")
+
+
+def _activity(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield how busy the GPUs' units were by their own counters, where those were sampled."""
+    shown = [row for row in rows if row.get("sm_active") is not None][:_MAX_ROWS]
+    if shown:
+        texts = [
+            f"rank {row['rank']} {format_fraction(row['sm_active'])}"
+            + (f" (tensor cores {format_fraction(row['tensor_active'])})" if row["tensor_active"] is not None else "")
+            for row in shown
+        ]
+        yield Text(f"SM activity, sampled: {', '.join(texts)}")
 
 
 def _activity(rows: Sequence[Row]) -> Iterable[Any]:

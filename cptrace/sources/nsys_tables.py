@@ -18,6 +18,7 @@ from cptrace.sources.nsys_meta import FileInfo, make_meta, read_info
 from cptrace.sources.nsys_ops import OP_TABLES, assign_ranks, make_ops
 from cptrace.sources.nsys_ranges import PROCESS_MASK, make_ranges
 from cptrace.sources.nsys_raw import RawTable
+from cptrace.sources.nsys_samples import read_allocations, read_samples
 from cptrace.sources.nsys_sqlite import CUDA_EVENT, EXPECTED_TABLES, NVTX, RUNTIME, SYNCHRONIZATION
 from cptrace.sources.nvtx_lanes import find_lanes
 from cptrace.sources.sqlite_columns import PendingColumns, SqliteFile
@@ -52,12 +53,15 @@ def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) ->
 
     with ThreadPoolExecutor(len(_HOST_TABLES)) as pool:  # each as soon as it is read, beside the others
         jobs = {table.name: pool.submit(make, table, name, maker) for table, name, maker in _HOST_TABLES}
+        samples, allocations = pool.submit(read_samples, file), pool.submit(read_allocations, file)
         works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
         ops, ranks, notes = make_ops(works, info, options)
         hosts = {name: job.result() for name, job in jobs.items()}
     missing = tuple(table for table in EXPECTED_TABLES if not file.has_rows(table))
     meta = make_meta(file, info, missing, [*notes, *(note for _, some in hosts.values() for note in some)])
-    trace = Trace(meta, ops=ops, ranks=ranks, **{name: frame for name, (frame, _) in hosts.items()})
+    frames = {name: frame for name, (frame, _) in hosts.items()}
+    counted = {"gpu_samples": samples.result(), "allocations": allocations.result()}
+    trace = Trace(meta, ops=ops, ranks=ranks, **frames, **counted)
     return with_lanes(trace, info) if ops.empty else trace
 
 

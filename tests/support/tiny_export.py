@@ -41,6 +41,11 @@ SCHEMA: Final[Mapping[str, str]] = {
     GRAPH: """
         start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid graphId!
         graphExecId!""",
+    "GPU_METRICS": "rawTimestamp timestamp! typeId! metricId! value!",
+    "TARGET_INFO_GPU_METRICS": "typeId! sourceId! typeName:TEXT metricId! metricName:TEXT!",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": """
+        start! globalPid deviceId! contextId! address! pc bytes! memKind! memoryOperationType! name:TEXT
+        correlationId streamId localMemoryPoolAddress""",
     "DIAGNOSTIC_EVENT": "timestamp! timestampType! source! severity! text:TEXT! globalPid",
 }
 
