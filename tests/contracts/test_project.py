@@ -11,8 +11,10 @@ import click
 import pytest
 
 from cptrace.analyses import ANALYSES
+from cptrace.capture.profilers import PROFILERS
 from cptrace.cli.main import VERBS, cli
 from cptrace.errors import CptraceError
+from cptrace.exports import EXPORTS
 from cptrace.renderers import RENDERERS
 from cptrace.report import SECTIONS
 from cptrace.sources import SOURCES
@@ -81,7 +83,11 @@ def test_readme_documents_every_option_of_analyze() -> None:
             )
 
 
-@pytest.mark.parametrize("registry", [SOURCES, ANALYSES, RENDERERS], ids=["sources", "analyses", "renderers"])
+@pytest.mark.parametrize(
+    "registry",
+    [SOURCES, ANALYSES, RENDERERS, EXPORTS, PROFILERS],
+    ids=["sources", "analyses", "renderers", "exports", "profilers"],
+)
 def test_registries_are_plain_tuples_with_unique_names(registry: tuple[object, ...]) -> None:
     assert isinstance(registry, tuple)
     names = [getattr(entry, "name") for entry in registry]  # noqa: B009
