@@ -200,8 +200,16 @@ class ParityCheck:
         return parity_rows(layer, self.layout, shards, reference, one_kernel.to(_HOST))
 
 
-def running_max_json(monitors: Sequence[RunningMaxMonitor]) -> dict[str, Any]:
-    """Return the ranks' monitors as one record."""
+def running_max_json(
+    monitors: Sequence[RunningMaxMonitor], *, steps: int = 1, warmup: int = 0
+) -> dict[str, Any]:
+    """Return the ranks' monitors as one record.
+
+    Args:
+        monitors: By rank.
+        steps: Measured steps, each with as many merges.
+        warmup: Steps before them; a failure there has no step.
+    """
     largest = [monitor.largest for monitor in monitors if monitor.largest is not None]
     return {
         "passed": all(monitor.is_healthy for monitor in monitors),
@@ -209,6 +217,13 @@ def running_max_json(monitors: Sequence[RunningMaxMonitor]) -> dict[str, Any]:
         "n_not_finite": sum(monitor.n_not_finite for monitor in monitors),
         "n_decreased": sum(monitor.n_decreased for monitor in monitors),
         "largest_lse": max(largest) if largest and all(value < float("inf") for value in largest) else None,
+        "failures": [
+            {"rank": rank, "layer": layer, "step": step if step >= 0 else None}
+            for rank, monitor in enumerate(monitors)
+            if monitor.first_failure is not None
+            for layer, number in [monitor.first_failure]
+            for step in [number * (steps + warmup) // monitor.n_merges - warmup]
+        ],
     }
 
 

@@ -72,15 +72,16 @@ class _OnMesh:
 class ModelCheck:
     """Compares a run's results with references that it computes."""
 
-    def __init__(self, plan: ModelPlan, fp8_layers: Collection[int]) -> None:
+    def __init__(self, plan: ModelPlan, fp8_layers: Collection[int], place: torch.device) -> None:
         """Compute the references.
 
         Args:
             plan: What ran.
             fp8_layers: Blocks whose keys and values travelled as fp8.
+            place: Device that it ran on.
         """
         self._plan, self._placement = plan, _OnMesh(plan.layout, plan.mesh)
-        self._exact, self._measured = reference(plan), one_process(plan, fp8_layers)
+        self._exact, self._measured = reference(plan), one_process(plan, fp8_layers, place)
 
     def rows(self, layer: int, outs: Sequence[Tensor], gradients: Sequence[BlockWeights]) -> list[ParityRow]:
         """Return the rows of one block.

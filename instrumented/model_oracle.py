@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from instrumented.model_weights import BlockWeights
 from instrumented.oracle import Results, dense_attention, one_kernel_attention
 from instrumented.problem import Inputs
 from instrumented.softmax import accumulator_dtype
+
+HOST: Final = torch.device("cpu")
 
 
 class Attend(Protocol):
@@ -53,18 +55,21 @@ def reference(plan: ModelPlan) -> ModelResults:
     return _run(plan, torch.float64, lambda layer: _attend(plan, dense_attention))
 
 
-def one_process(plan: ModelPlan, fp8_layers: Collection[int] = ()) -> ModelResults:
+def one_process(
+    plan: ModelPlan, fp8_layers: Collection[int] = (), place: torch.device = HOST
+) -> ModelResults:
     """Return the results in the run's type, with one attention kernel.
 
     Args:
         plan: What to run.
         fp8_layers: Blocks whose keys and values are rounded to fp8, as the run's are on their way.
+        place: Device to compute on: the run's own, since kernels round differently.
     """
 
     def attend(layer: int) -> Attend:
         return _attend(plan, _with_fp8_keys if layer in fp8_layers else one_kernel_attention)
 
-    return _run(plan, plan.problem.data_type, attend)
+    return _run(plan, plan.problem.data_type, attend, place)
 
 
 def _attend(plan: ModelPlan, attention: Callable[..., Results]) -> Attend:
@@ -77,23 +82,30 @@ def _with_fp8_keys(inputs: Inputs, **options: Any) -> Results:
     return one_kernel_attention(replace(inputs, k_BSGD=k_BSGD, v_BSGD=v_BSGD), **options)
 
 
-def _run(plan: ModelPlan, data_type: torch.dtype, attend: Callable[[int], Attend]) -> ModelResults:
-    x_BSE, target_BSE = (tensor.to(data_type) for tensor in plan.tokens())
+def _run(
+    plan: ModelPlan,
+    data_type: torch.dtype,
+    attend: Callable[[int], Attend],
+    place: torch.device = HOST,
+) -> ModelResults:
+    x_BSE, target_BSE = (tensor.to(place, data_type) for tensor in plan.tokens())
     sum_type = accumulator_dtype(data_type)
-    table_2SC = rope_table(torch.arange(x_BSE.shape[1]), plan.sizes.head_dim, sum_type)
+    table_2SC = rope_table(torch.arange(x_BSE.shape[1]), plan.sizes.head_dim, sum_type).to(place)
     weights, outs = [], []
     with torch.set_grad_enabled(plan.with_backward):
         for layer in range(plan.n_layers):
-            drawn = (weight.to(data_type) for weight in plan.weights(layer))
+            drawn = (weight.to(place, data_type) for weight in plan.weights(layer))
             weights.append(BlockWeights(*(w.requires_grad_(plan.with_backward) for w in drawn)))
             x_BSE = _block(plan, x_BSE, weights[-1], table_2SC, attend(layer))
-            outs.append(x_BSE.detach())
+            outs.append(x_BSE.detach().to(HOST))
         error_BSE = x_BSE.to(sum_type) - target_BSE
         loss_BS = error_BSE.square().sum(dim=-1) / error_BSE.numel()
         if plan.with_backward:
             loss_BS.sum().backward()
-    gradients = [BlockWeights(*(w.grad for w in block)) for block in weights] if plan.with_backward else []
-    return ModelResults(outs, loss_BS.detach(), gradients)
+    gradients = []
+    if plan.with_backward:
+        gradients = [BlockWeights(*(w.grad.to(HOST) for w in block)) for block in weights]
+    return ModelResults(outs, loss_BS.detach().to(HOST), gradients)
 
 
 def _block(

@@ -112,11 +112,11 @@ class Kernels:
         def body() -> None:
             if is_first:
                 _store(total, part)
-                monitor.observe(part[1], part[1], total[1])
+                monitor.observe(part[1], part[1], total[1], layer=place.layer)
                 return
             before_BHL = total[1].clone()
             merge_into(*total, *part)
-            monitor.observe(before_BHL, part[1], total[1])
+            monitor.observe(before_BHL, part[1], total[1], layer=place.layer)
 
         n_total = 1 if is_first else 2  # written, or read and written
         cost = Cost(memory_bytes=n_total * _n_bytes(*total) + _n_bytes(*part))

@@ -103,7 +103,9 @@ def describe(spec: RunSpec, results: Sequence[RankResult], backend: Backend = EM
         "peak_memory_bytes": [result.peak_memory_bytes for result in results],
         "checks": {
             "parity": parity if spec.check and not has_undefined_results(spec.faults) else None,
-            "running_max": running_max_json([result.monitors.running_max for result in results]),
+            "running_max": running_max_json(
+                [result.monitors.running_max for result in results], steps=spec.steps, warmup=spec.warmup
+            ),
             "fp8_messages": fp8_json(results[0].monitors.fp8),
             **checks_json(
                 spec,

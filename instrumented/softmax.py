@@ -53,6 +53,7 @@ class RunningMaxMonitor:
         n_not_finite: Entries that were NaN or +inf after a merge, or -inf although the part was not empty.
         n_decreased: Entries that fell by more than rounding.
         largest: The largest lse seen, None before the first merge.
+        first_failure: Layer and number of the first merge that was not healthy; None without one.
 
     On a GPU a look at a number would hold the host up until the merge is done: the numbers wait on the device, and
     are not counted before `settle`.
@@ -62,30 +63,34 @@ class RunningMaxMonitor:
     n_not_finite: int = 0
     n_decreased: int = 0
     largest: float | None = None
-    _waiting: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, repr=False)
+    first_failure: tuple[int, int] | None = None
+    _waiting: list[tuple[int, int, Tensor, Tensor, Tensor]] = field(default_factory=list, repr=False)
 
     @property
     def is_healthy(self) -> bool:
         """Whether every merge kept the statistic finite and monotone."""
         return self.n_not_finite == 0 and self.n_decreased == 0
 
-    def observe(self, before_BHL: Tensor, part_BHL: Tensor, after_BHL: Tensor) -> None:
-        """Look at one merge: the lse before it, the part's, and the lse after it."""
+    def observe(self, before_BHL: Tensor, part_BHL: Tensor, after_BHL: Tensor, *, layer: int = 0) -> None:
+        """Look at one merge of a layer: the lse before it, the part's, and the lse after it."""
         slack = 8 * torch.finfo(after_BHL.dtype).eps
         is_lost = torch.isneginf(after_BHL) & ~(torch.isneginf(before_BHL) & torch.isneginf(part_BHL))
         is_bad = torch.isnan(after_BHL) | torch.isposinf(after_BHL) | is_lost
         floor_BHL = torch.maximum(before_BHL, part_BHL.to(after_BHL.dtype))
         has_decreased = after_BHL < floor_BHL - slack * (1 + floor_BHL.abs())
+        figures = (is_bad.sum(), (has_decreased & ~is_bad).sum(), after_BHL.max())
+        self._waiting.append((layer, self.n_merges, *figures))
         self.n_merges += 1
-        self._waiting.append((is_bad.sum(), (has_decreased & ~is_bad).sum(), after_BHL.max()))
         if not after_BHL.is_cuda:
             self.settle()
 
     def settle(self) -> None:
         """Count what waits on the device."""
-        for n_bad, n_decreased, maximum in self._waiting:
+        for layer, number, n_bad, n_decreased, maximum in self._waiting:
             self.n_not_finite += int(n_bad)
             self.n_decreased += int(n_decreased)
+            if not self.is_healthy and self.first_failure is None:
+                self.first_failure = (layer, number)
             largest = float(maximum)
             self.largest = largest if self.largest is None else max(self.largest, largest)
         self._waiting.clear()

@@ -147,7 +147,8 @@ class ModelWorkload:
         if self.device.rank == 0:
             say("computing the reference on one device, in float64")
             n_layers = self.plan.n_layers
-            check = ModelCheck(self.plan, [n for n in range(n_layers) if self.monitors.sends_fp8(n)])
+            fp8_layers = [n for n in range(n_layers) if self.monitors.sends_fp8(n)]
+            check = ModelCheck(self.plan, fp8_layers, self._model.losses.device)
         rows: list[ParityRow] = []
         for layer, block in enumerate(self._model.blocks):
             outs = gather_shards(block.out_BLE)

@@ -169,7 +169,7 @@ def _describe_running_max(check: Mapping[str, Any]) -> str:
         return f"Running softmax statistic: finite and monotone in {check['n_merges']} merges."
     return (
         f"Running softmax statistic: {check['n_not_finite']} values not finite, {check['n_decreased']} fell, "
-        f"in {check['n_merges']} merges."
+        f"in {check['n_merges']} merges. First: {_running_max_failure(check)}."
     )
 
 
@@ -216,7 +216,16 @@ def describe_failure(outcome: RunOutcome) -> str:
         return _grad_norm_failure(checks["grad_norm"])
     if checks["loss"]["passed"] is False:
         return _loss_failure(checks["loss"])
-    return "the running softmax statistic is damaged"
+    return _running_max_failure(checks["running_max"])
+
+
+def _running_max_failure(check: Mapping[str, Any]) -> str:
+    if not check["failures"]:
+        return "the running softmax statistic is damaged"
+    first = check["failures"][0]
+    step = "warm-up" if first["step"] is None else f"step {first['step']}"
+    where = f"rank {first['rank']}, layer {first['layer']}, {step}"
+    return f"{where}: the running softmax statistic is not finite, or fell"
 
 
 def _grad_norm_failure(check: Mapping[str, Any]) -> str:

@@ -167,7 +167,14 @@ def parity_row(**change: object) -> dict[str, Any]:
 
 def outcome_with(row: dict[str, Any], *, running_max: bool = True) -> RunOutcome:
     """Return the outcome of a run with one parity row."""
-    check = {"passed": running_max, "n_merges": 4, "n_not_finite": 0 if running_max else 3, "n_decreased": 0}
+    failures = [] if running_max else [{"rank": 3, "layer": 1, "step": 2}]
+    check = {
+        "passed": running_max,
+        "n_merges": 4,
+        "n_not_finite": 0 if running_max else 3,
+        "n_decreased": 0,
+        "failures": failures,
+    }
     metadata = {
         "device_kind": "cpu-emulated",
         "transport": "gloo-loopback",
@@ -237,6 +244,7 @@ def test_a_damaged_running_statistic_fails_the_run(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(run_command, ["-o", "unused.sqlite"])
     assert isinstance(result.exception, RunError)
     assert "3 values not finite" in result.output
+    assert str(result.exception).startswith("rank 3, layer 1, step 2: the running softmax statistic")
 
 
 def test_the_table_marks_what_failed() -> None:

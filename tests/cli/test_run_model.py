@@ -146,7 +146,7 @@ def test_the_description_has_the_models_options_and_checks(metadata: dict[str, A
 
 SOUND = {
     "parity": [],
-    "running_max": {"passed": True, "n_merges": 4, "n_not_finite": 0, "n_decreased": 0},
+    "running_max": {"passed": True, "n_merges": 4, "n_not_finite": 0, "n_decreased": 0, "failures": []},
     "fp8_messages": None,
     "grad_norm": {"passed": True, "n_compared": 8, "largest_norm": 0.25, "failures": []},
     "loss": {"passed": True, "losses": [1.5, 1.5], "single_device_loss": 1.5, "limit": 1e-6, "failures": []},

@@ -101,5 +101,16 @@ def test_one_unhealthy_rank_fails_the_running_max() -> None:
     assert (verdict["passed"], verdict["n_merges"], verdict["largest_lse"]) == (False, 4, 2.0)
 
 
+def test_the_first_unhealthy_merge_is_named_by_rank_layer_and_step() -> None:
+    """Two merges in each of four steps, the first of which is warm-up: merge 5 is in measured step 1."""
+    good = RunningMaxMonitor(n_merges=8, largest=1.0)
+    bad = RunningMaxMonitor(n_merges=8, n_decreased=1, largest=1.0, first_failure=(3, 5))
+    assert running_max_json([good, bad], steps=3, warmup=1)["failures"] == [
+        {"rank": 1, "layer": 3, "step": 1}
+    ]
+    early = RunningMaxMonitor(n_merges=8, n_decreased=1, largest=1.0, first_failure=(0, 1))
+    assert running_max_json([early], steps=3, warmup=1)["failures"] == [{"rank": 0, "layer": 0, "step": None}]
+
+
 def test_scores_are_scaled_by_the_root_of_the_head_dimension() -> None:
     assert problem(head_dim=16).softmax_scale == 0.25

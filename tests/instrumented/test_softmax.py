@@ -98,3 +98,12 @@ def test_a_falling_value_is_counted() -> None:
     """The maximum must reach the largest part: 1.9 after a part of 2 means that it was not updated."""
     monitor = observe(1.0, 2.0, 1.9)
     assert (monitor.n_not_finite, monitor.n_decreased) == (0, 1)
+
+
+def test_the_first_unhealthy_merge_is_remembered() -> None:
+    monitor = RunningMaxMonitor()
+    values = ((1.0, 2.0, 2.5), (1.0, 2.0, 1.9), (1.0, 2.0, torch.nan))
+    for layer, merge in enumerate(values):
+        monitor.observe(*(torch.full((1, 1, 1), value) for value in merge), layer=layer)
+    assert monitor.first_failure == (1, 1)
+    assert monitor.n_merges == 3
