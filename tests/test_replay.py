@@ -331,7 +331,7 @@ KINDS = (
 
 
 # Shrinking a failing example would take minutes and gain little: print the example, and draw it.
-@settings(max_examples=200, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=100, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     st.lists(calls, max_size=25),
     st.sampled_from((1, 700)),

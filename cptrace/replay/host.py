@@ -150,20 +150,18 @@ def _leaders(trace: Trace, dependencies: Dependencies) -> Int64Array:
 def _waits(trace: Trace, dependencies: Dependencies) -> tuple[Int64Array, Int64Array]:
     """Return the blocking calls and the ops that each waited for: of a whole device, the last of each stream."""
     blocking = dependencies.blocking
-    is_device = (trace.syncs["kind"] == "context").to_numpy()[blocking.sync]
+    syncs = trace.syncs.iloc[blocking.sync]
+    process, context = (syncs[name].to_numpy() for name in ("process", "context"))
+    is_device = (syncs["kind"] == "context").to_numpy()
     single = np.flatnonzero(~is_device & blocking.has_producer)
     calls, producers = [single], [blocking.producer[single]]
-    for queue_ops in _launched_by_queue(dependencies):
-        one = trace.ops.iloc[int(queue_ops[0])]
-        syncs = trace.syncs.iloc[blocking.sync]
-        is_mine = (
-            is_device & (syncs["process"] == one["process"]) & (syncs["context"] == one["context"])
-        ).to_numpy()
-        mine = np.flatnonzero(is_mine)
-        launch_ns = np.maximum.accumulate(dependencies.launch_start_ns[queue_ops])
+    of_op = [trace.ops[name].to_numpy() for name in ("process", "context")]
+    for rows in _launched_by_queue(dependencies):
+        mine = np.flatnonzero(is_device & (process == of_op[0][rows[0]]) & (context == of_op[1][rows[0]]))
+        launch_ns = np.maximum.accumulate(dependencies.launch_start_ns[rows])
         n_launched = np.searchsorted(launch_ns, blocking.start_ns[mine], side="left")
         calls.append(mine[n_launched > 0])
-        producers.append(queue_ops[n_launched[n_launched > 0] - 1])
+        producers.append(rows[n_launched[n_launched > 0] - 1])
     return np.concatenate(calls), np.concatenate(producers)
 
 
