@@ -80,9 +80,9 @@ METRICS: Final[tuple[Metric, ...]] = (
 """Per step: the slowest rank's time, else the mean over ranks of times and the ratio of their sums."""
 
 _RUN_KEYS: Final = (
-    "scheme", "model", "cp_size", "tp_size", "ulysses_size", "seq_len", "padded_tokens", "heads", "kv_heads", "head_dim", "hidden",
-    "ffn", "layers", "dtype", "message_dtype", "causal", "passes", "clock", "impl", "transport", "link_gbps",
-    "link_latency_us", "compute_gflops", "memory_gbytes_per_s",
+    "scheme", "model", "cp_size", "tp_size", "ulysses_size", "seq_len", "padded_tokens", "heads", "kv_heads",
+    "head_dim", "hidden", "ffn", "layers", "dtype", "message_dtype", "causal", "passes", "clock", "impl", "transport",
+    "link_gbps", "link_latency_us", "compute_gflops", "memory_gbytes_per_s",
 )  # fmt: skip
 KEYS: Final = ("device_kind", "ranks", "window", "comm", *_RUN_KEYS)
 """What must be alike: `ranks` is their number, `window` what is accounted for, `comm` whether there is any."""

@@ -75,6 +75,13 @@ class Report:
 
         return pd.DataFrame(list(self.rows(section)))
 
+    def _repr_html_(self) -> str:
+        """Return the headline, findings and accounts as HTML: what a notebook shows of a report."""
+        from importlib import import_module  # by name: a lower layer does not depend on those who show it
+
+        shown: str = import_module("cptrace.renderers.html").summary(self)
+        return shown
+
     def to_json(self) -> str:
         """Return the report as JSON: the same bytes for the same input, missing values as null, one final newline."""
         document = {

@@ -38,7 +38,7 @@ LAYERS = (
     ("cptrace.exports",),
     ("cptrace.capture",),
     ("cptrace.doctor",),
-    ("cptrace.api",),
+    ("cptrace.api", "cptrace.views"),
     ("cptrace.cli", "cptrace.__main__"),
 )
 ONLY_IN = {

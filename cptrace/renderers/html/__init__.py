@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pandas as pd
@@ -79,6 +80,21 @@ def render_comparison(comparison: Comparison, options: RenderOptions) -> str:
         has_figures=bool(charts),
         plotlyjs=options.plotlyjs,
     )
+
+
+def summary(report: Report) -> str:
+    """Return the headline, findings and account of each rank as HTML of no script, for notebooks.
+
+    Args:
+        report: Report to show.
+    """
+    content = [
+        sections.header(report),
+        sections.headline(report),
+        sections.findings(replace(report, timeline=None)),
+        sections.ranks(report),
+    ]
+    return f'<div class="cptrace">{"".join(content)}</div>'
 
 
 def _title(report: Report) -> str:
