@@ -29,6 +29,7 @@ CODE: Final = "late-launch"
 
 # What a host that keeps up needs from one launch to the next: PyTorch's eager mode takes 5 to 20 us.
 KEEPS_UP_NS: Final = 20_000
+_NEVER: Final = np.iinfo(np.int64).min
 
 
 def find(case: Case) -> Sequence[Finding]:
@@ -90,12 +91,15 @@ def _is_little(case: Case, rows: Int64Array, late_ns: Int64Array) -> bool:
 
 
 def late_ops(case: Case) -> Int64Array:
-    """Return the ops in steps that waited for nothing but their launch, but for the first of each step and rank.
+    """Return the ops in steps that waited last for their launch, but for the first of each step and rank.
+
+    Those that no device work comes before, such as the first of a stream, cannot be called late.
 
     Args:
         case: Case.
     """
     is_late = case.has_cause(LAUNCH)[case.steps.op]
+    is_late &= case.causes.device_ready_ns[case.steps.op] > _NEVER
     key = case.rank[case.steps.op] * (int(case.steps.step.max(initial=0)) + 1) + case.steps.step
     is_late[np.unique(key, return_index=True)[1]] = False  # rows are ordered by start
     return case.steps.op[is_late]

@@ -128,7 +128,7 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction) 
     others = np.unique(case.rank[waits.rows[case.rank[waits.rows] != root.rank]]).tolist()
     waited_ns = int(waits.exposed_ns[case.rank[waits.rows] != root.rank].sum())
     what = "its compute kernels take" if root.form == STRAGGLER else "its transfers take"
-    cause = "than the same kernels elsewhere" if root.form == STRAGGLER else "than those of other ranks"
+    cause = "as the same kernels elsewhere" if root.form == STRAGGLER else "as those of other ranks"
     advice = _STRAGGLER_ADVICE if root.form == STRAGGLER else _SLOW_LINK_ADVICE
     return Finding(
         code=CODE,

@@ -20,6 +20,8 @@ DOUBLE_BUFFER: Final = 2
 """With two buffers a transfer may run while the attention one hop before its reader reads."""
 
 _MAX_STEPS_BACK: Final = 256
+_COMPUTE: Final = -2  # below the numbers of channels, of which -1 is none
+_UNPLACED: Final = -3
 
 
 class Edges(NamedTuple):
@@ -65,16 +67,47 @@ def buffer_edges(case: Case) -> Edges:
 
 
 def stream_edges(case: Case, freed: BoolArray) -> Edges:
-    """Return the edges that keep freed ops behind the nearest earlier op of their stream that they stay behind.
+    """Return the edges that keep the ops of streams in which some are freed behind those that they stay behind.
 
-    That is one that they need, or one of the same sort: compute stays in order, and so do transfers of one channel.
+    That is what they need, and what is of the same sort: compute stays in order, and so do transfers of one channel.
+    What follows a freed op was behind all that the freed op was behind, so it needs such edges too.
 
     Args:
         case: Case.
         freed: Ops that no longer wait for the op before them, bool of shape (N,).
     """
     consumer = np.flatnonzero(freed)
-    return behind_needed(case, Edges(case.stream_before[consumer], consumer))
+    needed = behind_needed(case, Edges(case.stream_before[consumer], consumer))
+    return join(needed, _same_sort_edges(case, freed))
+
+
+def _same_sort_edges(case: Case, freed: BoolArray) -> Edges:
+    """Return edges across freed ops, from the last op of the same sort in the stream to each op.
+
+    An op without a place, of which nobody knows what it needs, stays behind all sorts, and all stay behind it.
+    """
+    queue = case.dependencies.queue
+    rows = np.flatnonzero(np.isin(queue, np.unique(queue[freed])))
+    rows = rows[np.argsort(queue[rows], kind="stable")]
+    sort, n_freed = _sorts(case)[rows], np.cumsum(freed[rows])
+    producers, consumers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number in np.unique(sort).tolist():
+        of_sort = np.where(sort == number, np.arange(len(rows)), -1)
+        last = np.append(-1, np.maximum.accumulate(of_sort)[:-1])[: len(rows)]
+        follows = (last >= 0) & (queue[rows[last]] == queue[rows]) & (n_freed[last] < n_freed)
+        follows &= (sort == number) | (sort == _UNPLACED) | (number == _UNPLACED)
+        producers.append(rows[last[follows]])
+        consumers.append(rows[follows])
+    return Edges(np.concatenate(producers), np.concatenate(consumers))
+
+
+def _sorts(case: Case) -> Int64Array:
+    """Return a number for the sort of each op: compute, or its channel; one number for all without a place."""
+    assert case.flow is not None
+    sort = np.full(len(case.ops), _UNPLACED, np.int64)
+    channel = case.flow.channel()
+    sort[case.places.rows] = np.where(case.is_comm[case.places.rows], channel, _COMPUTE)
+    return sort
 
 
 def behind_needed(case: Case, edges: Edges) -> Edges:

@@ -1,0 +1,41 @@
+"""Finding `late-launch`: the device waits for the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cptrace.findings.late_launch import KEEPS_UP_NS
+from tests.support.diagnosed import findings, lost_time, report_of, step_before
+from tests.support.simulated_run import step_ns
+from tests.support.simulated_schemes import Ring
+
+KEY = ("late-launch", None)
+PAUSE_NS = 600_000
+
+
+def test_a_host_that_takes_longer_than_the_work_it_launches(tmp_path: Path) -> None:
+    """
+    host        [pause    ]launch kv 0 [pause    ]launch attention 0 [pause    ]launch kv 1
+    stream 7                                      [attention 0]
+    stream 13              [kv 0    ]                                            [kv 1    ]
+    """
+    ring = Ring(pause_ns=PAUSE_NS)
+    report = report_of(ring.hosts(), tmp_path)
+    assert lost_time(report) == {KEY}
+    row = findings(report)[KEY]
+    assert step_before(row) == step_ns(ring.hosts())
+    n_launches = 22  # of a rank: 8 attentions, 6 kv, 4 sums, 4 dkv
+    mended = step_ns(ring.but(pause_ns=0).hosts())
+    assert mended <= row["predicted_step_ns"] <= mended + n_launches * KEEPS_UP_NS
+    assert 0 < row["value"] < 4 * n_launches * step_ns(ring.hosts())
+
+
+@pytest.mark.parametrize("pause_ns", [0, 2_000, 15_000])
+def test_a_host_that_keeps_up(tmp_path: Path, pause_ns: int) -> None:
+    assert not lost_time(report_of(Ring(pause_ns=pause_ns).hosts(), tmp_path))
+
+
+def test_a_host_that_is_blocked_is_not_slow(tmp_path: Path) -> None:
+    assert KEY not in findings(report_of(Ring(blocks_host=True).hosts(), tmp_path))
