@@ -7,10 +7,12 @@ backgrounds are transparent, so that it can be read on a dark page.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from cptrace.names import function_name
 from cptrace.tidy import PARTS
@@ -43,6 +45,7 @@ _AXIS: Final = {
 _MAX_SERIES: Final = 8
 _MAX_LABEL: Final = 60
 _ROW_PX: Final = 30
+_PLAIN_HEIGHT: Final = 340
 
 
 def rank_bars(parts: pd.DataFrame) -> go.Figure:
@@ -209,6 +212,7 @@ def memory(peaks: pd.DataFrame) -> go.Figure:
             orientation="h",
             marker={"color": COLOURS["compute"]},
             text=_texts(peaks["peak_memory_bytes"], format_bytes),
+            showlegend=False,
             textposition="auto",
             hovertemplate="%{y}: %{text}<extra></extra>",
         )
@@ -230,6 +234,9 @@ def findings(recoverable: pd.DataFrame) -> go.Figure:
             orientation="h",
             marker=_fill(COLOURS["comm"], "/"),
             text=_texts(recoverable["recoverable_ns"], format_ns),
+            textposition="outside",
+            cliponaxis=False,
+            showlegend=False,
             hovertemplate="%{y}: %{text}<extra></extra>",
         )
     )
@@ -293,6 +300,39 @@ def comparison(metrics: pd.DataFrame, unit: str = "ns") -> go.Figure:
     figure.update_layout(barmode="group", height=_height(n_bars))
     figure.update_yaxes(autorange="reversed")
     return _finish(figure, "milliseconds" if unit == "ns" else "%", "", is_list=True)
+
+
+def overview(drawn: Sequence[tuple[str, go.Figure]]) -> go.Figure:
+    """Return several figures below each other, as one.
+
+    Args:
+        drawn: Title and figure of each, at least one, all with ordinary axes and bars put together in one way.
+    """
+    heights = [float(figure.layout.height or _PLAIN_HEIGHT) for _, figure in drawn]
+    whole = make_subplots(
+        rows=len(drawn),
+        cols=1,
+        subplot_titles=[plain(title) for title, _ in drawn],
+        row_heights=[height / sum(heights) for height in heights],
+        vertical_spacing=min(0.12, 90 / sum(heights)),
+    )
+    for row, (_, figure) in enumerate(drawn, start=1):
+        for trace in figure.data:
+            whole.add_trace(trace, row=row, col=1)
+        for axis, place in (("xaxis", whole.update_xaxes), ("yaxis", whole.update_yaxes)):
+            place(figure.layout[axis].to_plotly_json(), row=row, col=1)
+    whole.update_layout(barmode=drawn[0][1].layout.barmode, height=sum(heights) + 80)
+    whole.update_layout(template="none", paper_bgcolor="#ffffff", plot_bgcolor="#ffffff")
+    whole.update_layout(margin={"l": 90, "r": 24, "t": 60, "b": 60}, bargap=0.3, showlegend=True)
+    # Each figure keeps its own legend beside it: one for all would mix parts, ranks and roles.
+    for row in range(1, len(drawn) + 1):
+        key = "legend" if row == 1 else f"legend{row}"
+        top = whole.layout["yaxis" if row == 1 else f"yaxis{row}"].domain[1]
+        whole.update_layout(
+            {key: {"traceorder": "normal", "x": 1.01, "xanchor": "left", "y": top, "yanchor": "top"}}
+        )
+        whole.update_traces(legend=key, row=row, col=1)
+    return whole
 
 
 def plain(text: object) -> str:

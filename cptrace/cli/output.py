@@ -56,26 +56,26 @@ def _check_file(output: Path, force: bool, inputs: Iterable[Path]) -> None:
         raise RenderError(f"cannot write {output}: permission denied; choose a place that you may write to")
 
 
-def write_output(text: str, output: Path | None) -> None:
+def write_output(content: str | bytes, output: Path | None) -> None:
     """Write a result.
 
     Args:
-        text: What to write.
+        content: What to write; bytes go to files only.
         output: File to write, whole or not at all; None for standard output.
 
     Raises:
         RenderError: The output cannot be written.
     """
     if output is None:
-        _write_stdout(text)
+        _write_stdout(content if isinstance(content, str) else content.decode("utf-8", "replace"))
         return
     target = os.path.realpath(output)  # a link stays one: the file that it points to is replaced
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=os.path.dirname(target), prefix=".cptrace-", delete=False
+            "wb", dir=os.path.dirname(target), prefix=".cptrace-", delete=False
         ) as file:
             try:
-                file.write(text)
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fchmod(file.fileno(), 0o666 & ~_umask())
                 os.replace(file.name, target)

@@ -1,4 +1,4 @@
-"""What pages need beside their own file: plotly.js, and a browser to be seen in."""
+"""What pages and pictures need beside their own file: a name, plotly.js, a browser to be seen in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cptrace.cli.output import write_output
 from cptrace.errors import RenderError, UsageError
 
 PLOTLYJS: Final = ("inline", "directory", "cdn")
+PICTURES: Final = ("png", "svg")
 _PAGE: Final = "html"
 _BESIDE: Final = "directory"
 
@@ -24,11 +25,29 @@ def check_page(format_name: str, output: Path | None, plotlyjs: str, *, is_opene
 
     Raises:
         UsageError: They do not, and why.
+        RenderError: Another file is where plotly.js would go.
     """
+    if format_name in PICTURES and output is None:
+        raise UsageError(f"--format {format_name} makes a picture; name a file with -o")
     if is_opened and (format_name != _PAGE or output is None):
         raise UsageError("--open shows a page in a browser; add --format html and name a file with -o")
     if plotlyjs == _BESIDE and format_name == _PAGE and output is None:
         raise UsageError("--plotlyjs directory puts plotly.js beside the page; name a file with -o")
+    if plotlyjs == _BESIDE and output is not None and format_name == _PAGE:
+        _check_beside(output)
+
+
+def _check_beside(output: Path) -> None:
+    """Check that what is beside the page under the name of plotly.js is no other file."""
+    from cptrace.renderers.html.page import PLOTLY_FILE, plotly_code
+
+    beside = output.parent / PLOTLY_FILE
+    try:
+        is_other = beside.exists() and beside.read_bytes() != plotly_code().encode()
+    except OSError as error:
+        raise RenderError(f"cannot look at {beside}: {error.strerror}; choose another folder") from error
+    if is_other:
+        raise RenderError(f"cannot write {beside}: another file or version of that name is there; remove it")
 
 
 def finish_page(output: Path | None, plotlyjs: str, *, is_opened: bool) -> None:

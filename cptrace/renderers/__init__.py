@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from cptrace.comparison import Comparison
@@ -46,17 +47,39 @@ def _comparison_text(comparison: Comparison, options: RenderOptions) -> str:
     return comparison_text.render(comparison, options)
 
 
+def _picture(image_format: str) -> Callable[[Report, RenderOptions], bytes]:
+    def render(report: Report, _options: RenderOptions) -> bytes:
+        from cptrace.renderers import images  # here: as above
+
+        return images.render(report, image_format)
+
+    return render
+
+
+def _comparison_picture(image_format: str) -> Callable[[Comparison, RenderOptions], bytes]:
+    def render(comparison: Comparison, _options: RenderOptions) -> bytes:
+        from cptrace.renderers import images  # here: as above
+
+        return images.render_comparison(comparison, image_format)
+
+    return render
+
+
 RENDERERS: Final[tuple[Renderer[Report], ...]] = (
     Renderer("text", "one screen for people", _text),
     Renderer("json", "cptrace.report/1, for programs", lambda report, _options: report.to_json()),
     Renderer("markdown", "a summary for a pull request", _markdown),
     Renderer("html", "one page that explains the trace, works offline", _html, needs_timeline=True),
+    Renderer("png", "a picture, where a browser can draw it", _picture("png"), is_binary=True),
+    Renderer("svg", "likewise, to scale", _picture("svg"), is_binary=True),
 )
 COMPARISON_RENDERERS: Final[tuple[Renderer[Comparison], ...]] = (
     Renderer("text", "for people", _comparison_text),
     Renderer("json", "cptrace.comparison/1, for programs", lambda comparison, _options: comparison.to_json()),
     Renderer("markdown", "a summary for a pull request", _comparison_markdown),
     Renderer("html", "one page, works offline", _comparison_html),
+    Renderer("png", "a picture, where a browser can draw it", _comparison_picture("png"), is_binary=True),
+    Renderer("svg", "likewise, to scale", _comparison_picture("svg"), is_binary=True),
 )
 
 __all__ = [

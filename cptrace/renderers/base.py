@@ -31,11 +31,13 @@ class Renderer(Generic[Subject]):
     Attributes:
         name: What `--format` calls it.
         summary: One line for help.
-        render: Makes the text.
+        render: Makes the text, or the bytes of a picture.
         needs_timeline: Whether a report must have been made with its timeline.
+        is_binary: Whether it makes bytes that are no text, for files only.
     """
 
     name: str
     summary: str
-    render: Callable[[Subject, RenderOptions], str]
+    render: Callable[[Subject, RenderOptions], str | bytes]
     needs_timeline: bool = False
+    is_binary: bool = False

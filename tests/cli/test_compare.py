@@ -68,3 +68,35 @@ def test_fail_on_stops_after_the_report(codes, exit_code):
 
 def test_fail_on_knows_the_codes_before_any_file():
     check_refused(cptrace("analyze", "missing.sqlite", "--fail-on", "typo"), 2, "typo", "shared-stream")
+
+
+@pytest.mark.parametrize("verb", ["analyze", "compare"])
+def test_pages_and_what_lies_beside_them(verb, tmp_path):
+    files = (RING,) if verb == "analyze" else (RING, RING)
+    target = tmp_path / "p.html"
+    done = cptrace(verb, *files, "--format", "html", "-o", target, "--plotlyjs", "directory")
+    assert (done.exit_code, done.out) == (0, ""), done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.html", "plotly.min.js"]
+    assert '<script src="plotly.min.js"' in target.read_text()
+    again = cptrace(verb, *files, "--format", "html", "-o", tmp_path / "q.html", "--plotlyjs", "directory")
+    assert again.exit_code == 0, "the same file may be there already"
+    (tmp_path / "plotly.min.js").write_text("mine")
+    check_refused(
+        cptrace(verb, *files, "--format", "html", "-o", tmp_path / "z.html", "--plotlyjs", "directory"),
+        5,
+        "plotly.min.js",
+    )
+    assert (tmp_path / "plotly.min.js").read_text() == "mine"
+    check_refused(cptrace(verb, *files, "--format", "html", "--plotlyjs", "directory"), 2, "-o")
+    check_refused(cptrace(verb, *files, "--open"), 2, "--format html")
+
+
+def test_open_shows_the_page(tmp_path):
+    target = tmp_path / "p.html"
+    with mock.patch("webbrowser.open", return_value=True) as shown:
+        assert cptrace("analyze", RING, "--format", "html", "-o", target, "--open").exit_code == 0
+    shown.assert_called_once_with(target.resolve().as_uri())
+    with mock.patch("webbrowser.open", return_value=False):
+        done = cptrace("analyze", RING, "--format", "html", "-o", target, "--open", "--force")
+    assert done.exit_code == 5
+    assert "no browser was found" in done.err
