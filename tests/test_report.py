@@ -68,7 +68,8 @@ GOLDEN = {
             "rank": 0, "device": 0, "pid": 100, "window_basis": "steps", "window_start_ns": 10, "window_end_ns": 50,
             "window_ns": 40, "compute_ns": 25, "comm_ns": 20, "overlapped_comm_ns": 10, "exposed_comm_ns": 10,
             "exposed_copy_ns": 5, "idle_ns": 0, "unclassified_ns": 5, "transfer_ns": None, "between_steps_ns": 0,
-            "peak_memory_bytes": None, "sm_active": None, "tensor_active": None, "peer_wait_ns": None, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
+            "peak_memory_bytes": None, "sm_active": None, "tensor_active": None,
+            "peer_wait_ns": None, "comm_share": 0.5, "exposed_comm_share": 0.25, "overlap": 0.5,
         }
     ],
     "steps": [
