@@ -154,6 +154,45 @@ def test_an_op_that_ended_before_another_arrived_did_not_wait_for_it(tmp_path: P
     assert (done.start_ns.tolist(), done.end_ns.tolist()) == ([0, 50, 60, 30], [50, 60, 65, 60])
 
 
+def test_waits_that_cannot_have_been_are_left_out(tmp_path: Path) -> None:
+    """
+    rank 0, stream 7     [10 comm ----------------- 40)    then e is recorded
+    rank 0, stream 13         [20 b 25)                    waits for e, but ran before rank 1 had arrived
+    rank 0, host         [5 sync stream 7 8)               comm was launched at 1, and has not even started
+    rank 1                              [30 comm 40)
+    """
+    export = TinyExport().kernel(COMM, 10, 40, launch=1).kernel("b", 20, 25, stream=13, launch=12)
+    wait(export, 1, recorded_in=7, at=3, waited_in=13, until=10)
+    block(export, 5, 8, stream=7, correlation=904)
+    export.kernel(COMM, 30, 40, pid=101, device=1)
+    run = load(export.write(tmp_path / "t.sqlite"))
+    assert run.recording.meetings.is_met.tolist() == [True, False, True]
+    assert run.recording.is_event_kept.tolist() == [False]
+    assert len(run.dependencies.blocking.sync) == 1
+    assert run.recording.host.call.tolist() == []
+
+
+def test_of_ops_that_start_together_the_one_that_ends_first_waits_for_none(tmp_path: Path) -> None:
+    """
+    stream 7     [10 a 30)     then e is recorded
+    stream 13    [10 b 20)     waits for e
+    """
+    export = TinyExport().kernel("a", 10, 30, launch=1).kernel("b", 10, 20, stream=13, launch=5)
+    wait(export, 1, recorded_in=7, at=2, waited_in=13, until=3)
+    assert load(export.write(tmp_path / "t.sqlite")).recording.is_event_kept.tolist() == [False]
+
+
+def test_an_op_that_made_room_before_another_arrived_did_not_wait_for_it(tmp_path: Path) -> None:
+    """
+    rank 0    [10 comm ---------------- 40)
+    rank 0              [20 b -- 35)          in the same stream
+    rank 1                      [30 comm 40)
+    """
+    export = TinyExport().kernel(COMM, 10, 40).kernel("b", 20, 35)
+    run = load(export.kernel(COMM, 30, 40, pid=101, device=1).write(tmp_path / "t.sqlite"))
+    assert run.recording.meetings.is_met.tolist() == [False, False, True]
+
+
 def blocked_run(path: Path) -> Loaded:
     """
     host       launch a [3 -- sync stream 7 -- 52)  launch b (60)     [70 sync 71)   launch c (80)
@@ -240,11 +279,11 @@ def test_transfers_of_one_communicator_take_turns(tmp_path: Path) -> None:
     """
     stream 13    [10_000 comm 50_000)
     stream 14                         [51_000 comm 2 70_000)     launched at 3: nothing else held it back
-    stream 15                                  [60_000 ...)      launched at 59_999: that held it back
+    stream 15                                           [73_000 comm 3 90_000)     launched at 5: 3_000 too late to say
     """
     export = TinyExport().kernel(COMM, 10_000, 50_000, stream=13, launch=1)
     export.kernel("ncclDevKernel_AllReduce()", 51_000, 70_000, stream=14, launch=3)
-    export.kernel("ncclDevKernel_AllGather()", 70_000, 90_000, stream=15, launch=69_998)
+    export.kernel("ncclDevKernel_AllGather()", 73_000, 90_000, stream=15, launch=5)
     run = load(export.write(tmp_path / "t.sqlite"))
     resources = run.recording.resources
     assert [RESOURCES[kind] for kind in resources.kind] == ["communicator"]
