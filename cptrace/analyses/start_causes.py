@@ -123,15 +123,13 @@ def by_cause(scope: Scope, causes: StartCauses) -> pd.DataFrame:
         causes.cause[rows].astype(np.int64),
     )
     slot, first = number_groups(*keys)
-    exposed = np.zeros(len(first), np.int64)
-    np.add.at(exposed, slot, _exposed(scope, rows))
     frame = pd.DataFrame(
         {
             "rank": keys[0][first],
             "role": np.where(keys[1][first], "attention", COMM),
             "cause": np.array(CAUSES, object)[keys[2][first]],
             "count": np.bincount(slot, minlength=len(first)),
-            "exposed_ns": exposed,
+            "exposed_ns": _exposed(scope, rows, slot, len(first)),
             "median_residual_ns": _medians(causes.residual_ns[rows], slot, len(first)),
         }
     )
@@ -140,16 +138,20 @@ def by_cause(scope: Scope, causes: StartCauses) -> pd.DataFrame:
     )
 
 
-def _exposed(scope: Scope, rows: Int64Array) -> Int64Array:
-    """Return the part of each op, within its rank's window, in which no compute runs; 0 for compute itself."""
+def _exposed(scope: Scope, rows: Int64Array, slot: Int64Array, n_slots: int) -> Int64Array:
+    """Return for how long ops of each slot, within their rank's window, communicate while no compute runs.
+
+    What runs at once counts once; compute itself is never exposed. All ops of a slot are of one rank and role.
+    """
     ops = scope.trace.ops
     start, end, rank = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "rank"))
     is_comm = (ops["role"] == COMM).to_numpy()[rows]
-    exposed = np.zeros(len(rows), np.int64)
-    for number in scope.ranks:
-        mine = np.flatnonzero((rank == number) & is_comm)
-        free = intervals.gaps(scope.activities[number].compute, scope.windows[number].pieces)
-        exposed[mine] = intervals.covered_ns(free, start[mine], end[mine])
+    free = {r: intervals.gaps(scope.activities[r].compute, scope.windows[r].pieces) for r in scope.ranks}
+    exposed = np.zeros(n_slots, np.int64)
+    for number in np.unique(slot[is_comm]).tolist():
+        mine = np.flatnonzero(slot == number)
+        united = intervals.union(Intervals(start[mine], end[mine]))
+        exposed[number] = intervals.total_ns(intervals.intersect(united, free[int(rank[mine[0]])]))
     return exposed
 
 

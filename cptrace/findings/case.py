@@ -14,7 +14,7 @@ from cptrace.analyses.scope import Scope
 from cptrace.analyses.start_causes import CAUSES, StartCauses, find_start_causes
 from cptrace.classify import COMM, ROLES
 from cptrace.dependencies import Dependencies, find_dependencies
-from cptrace.intervals import BoolArray, Int64Array
+from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.labels import CUDA
 from cptrace.outcome import NotApplicable
 from cptrace.recognition import Flow, Places, Recognition, recognise
@@ -136,6 +136,22 @@ class Case:
         """Whether residuals are those of a device: an emulated one's are the threads' of a busy machine."""
         meta = self.scope.trace.meta
         return meta.device_kind == CUDA or meta.clock not in _UNMEASURED_CLOCKS
+
+    def exposed_together_ns(self, rows: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> int:
+        """Return for how long some of its communication is exposed: what runs at once on a rank counts once.
+
+        Args:
+            rows: Rows of communication ops, int64 of shape (M,).
+            start_ns: Start of the part of each that counts, int64 of shape (M,).
+            end_ns: End of that part, int64 of shape (M,).
+        """
+        total, rank = 0, self.rank[rows]
+        for number in self.scope.ranks:
+            mine = rank == number
+            parts = intervals.union(Intervals(start_ns[mine], end_ns[mine]))
+            free = intervals.gaps(self.scope.activities[number].compute, self.scope.windows[number].pieces)
+            total += intervals.total_ns(intervals.intersect(parts, free))
+        return total
 
     def is_what(self, *names: str) -> BoolArray:
         """Return which ops have a place with one of some labels, bool of shape (N,)."""

@@ -67,7 +67,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     found = [_of_root(case, waits, *pair) for pair in predicted if is_worth(case, pair[1])]
     if found:
         return found
-    total_ns = int(waits.exposed_ns.sum())
+    total_ns = case.exposed_together_ns(waits.rows, case.start_ns[waits.rows], waits.until_ns)
     if is_unbalanced(case, speeds) or total_ns <= MIN_SHARE * case.step_ns * max(len(case.scope.ranks), 1):
         return ()
     return [_skew(case, waits, total_ns)]
@@ -125,8 +125,10 @@ def _slow_link(case: Case, speeds: RankSpeeds) -> _Root | None:
 
 
 def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction) -> Finding:
-    others = np.unique(case.rank[waits.rows[case.rank[waits.rows] != root.rank]]).tolist()
-    waited_ns = int(waits.exposed_ns[case.rank[waits.rows] != root.rank].sum())
+    is_other = case.rank[waits.rows] != root.rank
+    rows = waits.rows[is_other]
+    waited_ns = case.exposed_together_ns(rows, case.start_ns[rows], waits.until_ns[is_other])
+    others = np.unique(case.rank[rows]).tolist()
     what = "its compute kernels take" if root.form == STRAGGLER else "its transfers take"
     cause = "as the same kernels elsewhere" if root.form == STRAGGLER else "as those of other ranks"
     advice = _STRAGGLER_ADVICE if root.form == STRAGGLER else _SLOW_LINK_ADVICE

@@ -32,11 +32,13 @@ class PeerWaits:
         rows: Rows of communication ops that waited for another rank, int64 of shape (W,).
         late: Row of the participant that each waited for, int64 of shape (W,).
         exposed_ns: Part of the waiting in which no compute ran, within the window, int64 of shape (W,).
+        until_ns: End of the waiting in ns, int64 of shape (W,).
     """
 
     rows: Int64Array
     late: Int64Array
     exposed_ns: Int64Array
+    until_ns: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
         mine = np.flatnonzero(case.rank[rows] == rank)
         free = intervals.gaps(case.scope.activities[rank].compute, case.scope.windows[rank].pieces)
         exposed[mine] = intervals.covered_ns(free, start[rows[mine]], last_ns[is_early][mine])
-    return PeerWaits(rows, late[rows], exposed)
+    return PeerWaits(rows, late[rows], exposed, last_ns[is_early])
 
 
 def _find_speeds(case: Case) -> RankSpeeds:

@@ -44,9 +44,10 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         return scheme_missing(case, CODE)
     required = case.is_what(*labels.COMMUNICATION) & ~_explained(case) & (case.exposed_ns > 0)
     rows = np.flatnonzero(required)
+    from_ns = _waited_until(case)[rows]
     exposed = case.exposed_ns[rows] - _waited(case)[rows]
     window_ns = sum(int((w.pieces.end_ns - w.pieces.start_ns).sum()) for w in case.scope.windows.values())
-    total_ns = int(exposed.sum())
+    total_ns = case.exposed_together_ns(rows, from_ns, case.end_ns[rows])
     if total_ns <= MIN_SHARE * window_ns:
         return ()
     is_bound = case.recognition.scheme in _OVERLAPPING
@@ -90,6 +91,15 @@ def _waited(case: Case) -> Int64Array:
     if not isinstance(waits, NotApplicable):
         waited[waits.rows] = waits.exposed_ns
     return waited
+
+
+def _waited_until(case: Case) -> Int64Array:
+    """Return until when each op waits for other ranks; its start where it does not, int64 of shape (N,)."""
+    until = case.start_ns.copy()
+    waits = find_peer_waits(case)
+    if not isinstance(waits, NotApplicable):
+        until[waits.rows] = waits.until_ns
+    return until
 
 
 def _advice(case: Case, *, is_bound: bool) -> str:

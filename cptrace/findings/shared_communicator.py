@@ -50,7 +50,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
                 " not need: both use one communicator, which runs its transfers one by one"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
-            value=int(case.exposed_ns[np.unique(delayed)].sum()),
+            value=case.exposed_together_ns(delayed, case.start_ns[delayed], case.end_ns[delayed]),
             unit="ns",
             confidence=confidence_of(case),
             advice=(

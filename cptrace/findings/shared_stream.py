@@ -50,7 +50,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
                 f" {ranks_text(ranks)}: {len(delayed)} times one waits for the other without needing its result"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
-            value=int(case.exposed_ns[transfers].sum()),
+            value=case.exposed_together_ns(transfers, case.start_ns[transfers], case.end_ns[transfers]),
             unit="ns",
             confidence=confidence_of(case),
             advice=_advice(case),

@@ -55,7 +55,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
                 " chunk before is done: one buffer is received into and read by turns (period 1; two buffers make it 2)"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
-            value=int(case.exposed_ns[transfers].sum()),
+            value=case.exposed_together_ns(transfers, case.start_ns[transfers], case.end_ns[transfers]),
             unit="ns",
             confidence=confidence_of(case),
             advice=_advice(case),
