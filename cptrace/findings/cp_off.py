@@ -13,7 +13,9 @@ from cptrace.launches import names_match
 
 CODE: Final = "cp-off"
 
-_CLAIM: Final = r"(?i)context.?parallel|(^|[^a-z])ring.?att(n|ention)|ulysses|cp_(p2p|a2a|all_gather)|\bcp_size"
+_CLAIM: Final = (
+    r"(?i)context.?parallel|(^|[^a-z])ring.?att(n|ention)|ulysses|cp_(p2p|a2a|all_gather)|\bcp_size"
+)
 _NO_TRAFFIC: Final = ("single",)
 _EXCHANGES: Final = (
     labels.SEND_RECV,
