@@ -1,0 +1,89 @@
+"""The data flow of each scheme against runs of it: every need is there, and kept by edges and in time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cptrace import open_trace
+from cptrace.analyses import make_scope
+from cptrace.dependencies.reach import is_ordered
+from cptrace.findings import Case, make_case
+from cptrace.recognition.flow import bind
+from cptrace.requests import ScopeRequest
+from cptrace.schemes.dataflow import FLOWS, DataFlow, find_flow
+from tests.instrumented.conftest import run_apart
+
+# Little arithmetic on a slow device: the virtual clock shows the shares of a run of real size.
+SMALL: dict[str, Any] = {
+    "clock": "virtual", "seq_len": 64, "heads": 8, "kv_heads": 8, "head_dim": 4, "warmup": 0, "steps": 1,
+    "compute_gflops": 0.0025, "link_gbps": 0.0032, "layers": 2, "check": False,
+}  # fmt: skip
+RUNS = tuple((scheme, size) for scheme, _ in FLOWS for size in (2, 4))
+# What a scheme is when its limits make it another one.
+SAME_AS = {("usp", 2): "ulysses"}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Case]:
+    """Return each run ready for diagnosis."""
+    folder = tmp_path_factory.mktemp("dataflow")
+    specs = [{**SMALL, "scheme": scheme, "cp_size": size} for scheme, size in RUNS]
+    run_apart("specs", json.dumps(specs), folder)
+    return {run: _case(folder / f"{number}.sqlite") for number, run in enumerate(RUNS)}
+
+
+def _case(path: Path) -> Case:
+    return make_case(make_scope(open_trace(path), ScopeRequest()))
+
+
+def flow_of(run: tuple[str, int]) -> DataFlow:
+    flow = find_flow(SAME_AS.get(run, run[0]))
+    assert flow is not None
+    return flow
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
+def test_labels_tell_the_scheme(cases: dict[tuple[str, int], Case], run: tuple[str, int]) -> None:
+    found = cases[run].recognition
+    assert (found.scheme, found.confidence, found.places.basis) == (SAME_AS.get(run, run[0]), "high", "label")
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
+def test_every_need_is_kept(cases: dict[tuple[str, int], Case], run: tuple[str, int]) -> None:
+    case = cases[run]
+    flow = bind(flow_of(run), case.places)
+    consumer, producer = (case.places.rows[positions] for positions in flow.edges())
+    assert len(consumer)
+    assert (case.end_ns[producer] <= case.start_ns[consumer]).all()
+    assert is_ordered(case.dependencies, case.start_ns, case.end_ns, producer, consumer).all()
+    assert flow.is_needed(*flow.edges()).all()
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme, _ in FLOWS])
+def test_every_need_is_there_in_a_run_on_four_ranks(cases: dict[tuple[str, int], Case], scheme: str) -> None:
+    """A line of a data flow that no pair of ops has would be about something that does not exist."""
+    places = cases[scheme, 4].places
+    needs = flow_of((scheme, 4)).needs
+    if (
+        scheme == "usp"
+    ):  # its rings of 2 have one hop: what hops need of each other, only the larger ring shows
+        needs = tuple(need for need in needs if need not in flow_of(("ring", 4)).needs)
+    for need in needs:
+        consumer, _ = bind(DataFlow((need,)), places).edges()
+        assert len(consumer), need
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0]}-{run[1]}")
+def test_blocks_are_passes_of_layers(cases: dict[tuple[str, int], Case], run: tuple[str, int]) -> None:
+    """Two layers, two passes, one step: four blocks on each rank, each with ops of its own rank and pass alone."""
+    case = cases[run]
+    places, rank = case.places, case.rank[case.places.rows]
+    assert len(np.unique(places.block)) == 4 * run[1]
+    for values in (rank, places.layer, places.is_backward):
+        pairs = np.unique(np.stack([places.block, values]), axis=1)
+        assert len(pairs.T) == 4 * run[1]
