@@ -70,7 +70,7 @@ def find_host(trace: Trace, dependencies: Dependencies, arrival_ns: Int64Array) 
     cost, lag = _costs(blocking.start_ns, blocking.end_ns, call, trace.ops["end_ns"].to_numpy()[producer])
     syncs = trace.syncs.iloc[blocking.sync]
     is_device = (syncs["kind"] == "context").to_numpy()
-    context_of_op, context = _number_contexts(trace.ops, syncs)
+    context_of_op, context = _number_contexts(trace.ops, dependencies.queue, syncs)
     waits = (call, producer, lag)
     return Host(anchor, has_anchor, before, has_before, cost, *waits, is_device, context, context_of_op)
 
@@ -104,14 +104,16 @@ def loose_waits(
     return call, np.concatenate(producers), lag[call]
 
 
-def _number_contexts(ops: pd.DataFrame, syncs: pd.DataFrame) -> tuple[Int64Array, Int64Array]:
-    """Return a number for the context of each op and of each call."""
-    keys = [
-        np.concatenate([frame[name].to_numpy(dtype=np.int64, na_value=-1) for frame in (ops, syncs)])
-        for name in ("process", "context")
-    ]
-    codes = pd.factorize(pd.MultiIndex.from_arrays(keys))[0].astype(np.int64)
-    return codes[: len(ops)], codes[len(ops) :]
+def _number_contexts(
+    ops: pd.DataFrame, queue: Int64Array, syncs: pd.DataFrame
+) -> tuple[Int64Array, Int64Array]:
+    """Return a number for the context of each op and of each call; all ops of a stream have that of one of them."""
+    one = np.zeros(int(queue.max(initial=-1)) + 1, np.int64)
+    one[queue] = np.arange(len(queue))
+    names = ["process", "context"]
+    keys = pd.concat([frame[names].astype("Int64") for frame in (ops.iloc[one], syncs)])
+    codes = keys.groupby(names, sort=False, dropna=False).ngroup().to_numpy().astype(np.int64)
+    return codes[: len(one)][queue], codes[len(one) :]
 
 
 def _anchors(trace: Trace, dependencies: Dependencies) -> tuple[Int64Array, BoolArray]:
