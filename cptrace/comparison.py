@@ -242,6 +242,16 @@ def steps_of(report: Report) -> tuple[tuple[Row, ...], ...]:
     return tuple(tuple(groups[step]) for step in sorted(groups))
 
 
+def medians(report: Report) -> dict[str, float | None]:
+    """Return the median over steps of each metric, by its name; None where it is not known or does not apply.
+
+    Args:
+        report: Report to read.
+    """
+    found = {metric.name: _values(report, metric) for metric in METRICS}
+    return {name: median(values) if values else None for name, values in found.items()}
+
+
 def _values(report: Report, metric: Metric) -> list[float]:
     values = [metric.of_step(rows) for rows in steps_of(report)]
     return [value for value in values if value is not None]

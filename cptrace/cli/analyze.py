@@ -63,6 +63,7 @@ first to the last operation on each device.""",
     show_default=True,
     help="Look for causes too, or give the figures alone (in about half the time).",
 )
+@click.option("--details", is_flag=True, help="Text with every table and evidence, not one screen.")
 @click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser (--format html with -o).")
 @click.option(
     "--plotlyjs",
@@ -86,6 +87,7 @@ def analyze(
     ranks: tuple[int, ...],
     drop_invalid: bool,
     findings: bool,
+    details: bool,
     is_opened: bool,
     plotlyjs: str,
     fail_on: str | None,
@@ -109,7 +111,7 @@ def analyze(
             AnalyzeOptions(request, has_findings=findings, has_timeline=renderer.needs_timeline),
         )
     options = RenderOptions(
-        width=terminal_width(), has_color=output is None and has_color(), plotlyjs=plotlyjs
+        terminal_width(), output is None and has_color(), has_details=details, plotlyjs=plotlyjs
     )
     write_output(renderer.render(report, options), output)
     if format_name == "html":

@@ -91,7 +91,7 @@ def compare(
         CompareOptions(AnalyzeOptions(scope=request, read=ReadOptions(drop_invalid)), allow_different),
     )
     held = failures(comparison, parsed)
-    options = RenderOptions(terminal_width(), output is None and has_color(), plotlyjs)
+    options = RenderOptions(terminal_width(), output is None and has_color(), plotlyjs=plotlyjs)
     write_output(find_comparison_renderer(format_name).render(comparison, options), output)
     if format_name == "html":
         finish_page(output, plotlyjs, is_opened=is_opened)

@@ -13,4 +13,5 @@ def show_report(report: Report) -> None:
     Args:
         report: Report to show.
     """
-    write_output(find_renderer("text").render(report, RenderOptions(terminal_width(), has_color())), None)
+    options = RenderOptions(terminal_width(), has_color(), has_details=False)
+    write_output(find_renderer("text").render(report, options), None)

@@ -16,11 +16,13 @@ class RenderOptions:
     Attributes:
         width: Columns of the terminal.
         has_color: Whether the reader shows colour.
+        has_details: Whether text has everything, or what fits one screen.
         plotlyjs: Where a page has plotly.js from: `inline`, `directory` (a file beside it) or `cdn`.
     """
 
     width: int = 80
     has_color: bool = False
+    has_details: bool = True
     plotlyjs: str = "inline"
 
 

@@ -24,12 +24,13 @@ _ERROR: Final = "error"
 _STYLES: Final = {_ERROR: "bold red", "warning": "bold", "info": ""}
 
 
-def diagnosis(report: Report, width: int) -> Iterable[Any]:
+def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterable[Any]:
     """Yield the recognised scheme and the findings; nothing where they were not looked for.
 
     Args:
         report: Report to show.
         width: Columns.
+        has_details: Whether the ops that show a finding are named.
     """
     schemes, rows = report.rows("schemes"), report.rows("findings")
     if not schemes and not rows:
@@ -39,7 +40,7 @@ def diagnosis(report: Report, width: int) -> Iterable[Any]:
     if not rows:
         yield Text(_none_found(report))
     for number, row in enumerate(rows[:_MAX_FULL], start=1):
-        yield from _in_full(number, row)
+        yield from _in_full(number, row, _MAX_EVIDENCE if has_details else 0)
     if rest := rows[_MAX_FULL:]:
         yield Text("")
         yield from (_in_one_line(number, row, width) for number, row in enumerate(rest, start=_MAX_FULL + 1))
@@ -71,14 +72,14 @@ def _none_found(report: Report) -> str:
     return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")
 
 
-def _in_full(number: int, row: Row) -> Iterable[Any]:
+def _in_full(number: int, row: Row, n_evidence: int) -> Iterable[Any]:
     is_error = row["severity"] == _ERROR
     title = Text(f"\n{number:>2} {finding_name(row)}  ", style=_STYLES.get(row["severity"], ""))
     title.append("ERROR: RESULTS MAY BE WRONG  " if is_error else "")
     title.append(f"{_gain(row)}  ({clean(row['confidence'])} confidence)", style="not bold")
     yield title
     yield _indented(clean(row.get("summary", "")))
-    for entry in row["evidence"][:_MAX_EVIDENCE]:
+    for entry in row["evidence"][:n_evidence]:
         yield from _evidence(entry)
     yield _indented(f"-> {clean(row['advice'])}")
 

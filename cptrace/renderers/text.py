@@ -1,4 +1,4 @@
-"""Renderer `text`: one screen at 80 columns, headline first."""
+"""Renderer `text`: headline first; one screen at 80 columns, or everything."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.base import RenderOptions
 from cptrace.renderers.findings_text import diagnosis, start_causes
+from cptrace.renderers.headline_text import headline, peak_memory
 from cptrace.renderers.traffic_text import traffic
 from cptrace.report import Report, Row
 from cptrace.schemes.transformer import ATTENTION
@@ -43,10 +44,27 @@ def render(report: Report, options: RenderOptions) -> str:
         markup=False,
         emoji=False,
     )
-    for block in _blocks(report, options.width):
+    for block in _blocks(report, options.width) if options.has_details else _screen(report, options.width):
         console.print(block)
     lines = (line.rstrip() for line in out.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _screen(report: Report, width: int) -> Iterable[Any]:
+    """Yield what fits one screen: headline, findings, a bar per rank, and what could not be told."""
+    yield from _inputs(report)
+    yield from headline(report)
+    yield from diagnosis(report, width, has_details=False)
+    if rows := report.rows("ranks"):
+        yield Text("\nTime of each rank", style="bold")
+        yield from _bars(rows, width)
+        yield from _rest(len(rows), "ranks", 2 * _MAX_ROWS)
+        yield from _gap(rows)
+        yield from _peer_wait(report)
+    yield from _not_applicable(report)
+    yield from _coverage(report)
+    if report.rows("ranks"):
+        yield Text("\n--details has more; --format html -o report.html shows it", style="dim")
 
 
 def _blocks(report: Report, width: int) -> Iterable[Any]:
@@ -65,8 +83,7 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
             yield from table(rows, width)
         if rows and section == "ranks":
             yield from _window(rows)
-            yield from _peak_memory(rows)
-            yield from _activity(rows)
+            yield from peak_memory(rows)
             yield from _activity(rows)
             yield from _peer_wait(report)
         causes = report.rows("start_causes") if section == "streams" else ()
@@ -190,6 +207,11 @@ def _window(rows: Sequence[Row]) -> Iterable[Any]:
         f"its window runs from {row['window_start_ns']:,} to {row['window_end_ns']:,} ns of the trace",
         style="dim",
     )
+    yield from _gap(rows)
+
+
+def _gap(rows: Sequence[Row]) -> Iterable[Any]:
+    """Yield what the steps leave out, of the rank where that is most."""
     gap = max(rows, key=lambda r: (r["between_steps_ns"], -r["rank"]))
     if gap["between_steps_ns"]:
         yield Text(
@@ -198,41 +220,17 @@ def _window(rows: Sequence[Row]) -> Iterable[Any]:
         )
 
 
-def _peak_memory(rows: Sequence[Row]) -> Iterable[Any]:
-    """Yield the ranks' peak memory where it was recorded: once where all have the same, else largest and smallest."""
-    peaks = {
-        row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes") is not None
-    }
-    if not peaks:
-        return
-    largest, smallest = max(peaks, key=lambda r: (peaks[r], -r)), min(peaks, key=lambda r: (peaks[r], r))
-    text = f"{format_bytes(peaks[largest])} on rank {largest}"
-    if peaks[largest] == peaks[smallest]:
-        text = f"{format_bytes(peaks[largest])} on " + ("every rank" if len(peaks) > 1 else f"rank {largest}")
-    else:
-        text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
-    yield Text(f"peak memory: {text}")
-
-
 def _activity(rows: Sequence[Row]) -> Iterable[Any]:
     """Yield how busy the GPUs' units were by their own counters, where those were sampled."""
     shown = [row for row in rows if row.get("sm_active") is not None][:_MAX_ROWS]
     if shown:
         texts = [
             f"rank {row['rank']} {format_fraction(row['sm_active'])}"
-            + (f" (tensor cores {format_fraction(row['tensor_active'])})" if row["tensor_active"] is not None else "")
-            for row in shown
-        ]
-        yield Text(f"SM activity, sampled: {', '.join(texts)}")
-
-
-def _activity(rows: Sequence[Row]) -> Iterable[Any]:
-    """Yield how busy the GPUs' units were by their own counters, where those were sampled."""
-    shown = [row for row in rows if row.get("sm_active") is not None][:_MAX_ROWS]
-    if shown:
-        texts = [
-            f"rank {row['rank']} {format_fraction(row['sm_active'])}"
-            + (f" (tensor cores {format_fraction(row['tensor_active'])})" if row["tensor_active"] is not None else "")
+            + (
+                f" (tensor cores {format_fraction(row['tensor_active'])})"
+                if row["tensor_active"] is not None
+                else ""
+            )
             for row in shown
         ]
         yield Text(f"SM activity, sampled: {', '.join(texts)}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 from typing import Any, Final
 
-from cptrace.comparison import METRICS, steps_of
+from cptrace.comparison import medians
 from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.html.markup import card, name, section, table, text
@@ -68,15 +67,10 @@ def headline(report: Report) -> str:
     Args:
         report: Report to show.
     """
-    steps = steps_of(report)
-    if not steps:
+    if not report.rows("ranks"):
         return ""
     n_steps = len({row["step"] for row in report.rows("steps")})
-    values = {metric.name: [metric.of_step(rows) for rows in steps] for metric in METRICS}
-    middle = {
-        key: median(known) if (known := [v for v in found if v is not None]) else None
-        for key, found in values.items()
-    }
+    middle = medians(report)
     note = f"median of {n_steps} steps, slowest rank" if n_steps else "first to last operation, slowest rank"
     cards = [card("step time" if n_steps else "window", format_ns(middle["step_ns"]), note)]
     for key, title in (("comm_share", "communication share"), ("overlap", "overlap")):

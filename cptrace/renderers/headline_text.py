@@ -1,0 +1,50 @@
+"""The headline of a report as text: what a step takes, and how much of it is exposed communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from cptrace.comparison import medians
+from cptrace.report import Report, Row
+from cptrace.units import format_bytes, format_fraction, format_ns
+
+
+def headline(report: Report) -> Iterable[Text]:
+    """Yield the step time, the communication share, the overlap and the exposed communication, medians over steps.
+
+    Args:
+        report: Report to show.
+    """
+    if not report.rows("ranks"):
+        return
+    n_steps = len({row["step"] for row in report.rows("steps")})
+    middle = medians(report)
+    what = f"step (median of {n_steps}, slowest rank)" if n_steps else "window (slowest rank)"
+    exposed = f"{format_fraction(middle['exposed_comm_share'])} ({format_ns(middle['exposed_comm_ns'])})"
+    yield Text(f"\n{format_ns(middle['step_ns'])} {what}", style="bold")
+    yield Text(
+        f"comm {format_fraction(middle['comm_share'])} of it, overlap {format_fraction(middle['overlap'])} of comm,"
+        f" exposed comm {exposed}"
+    )
+
+
+def peak_memory(rows: Sequence[Row]) -> Iterable[Text]:
+    """Yield the ranks' peak memory where it was recorded: once where all have the same, else largest and smallest.
+
+    Args:
+        rows: Rows of the section ranks.
+    """
+    peaks = {
+        row["rank"]: row["peak_memory_bytes"] for row in rows if row.get("peak_memory_bytes") is not None
+    }
+    if not peaks:
+        return
+    largest, smallest = max(peaks, key=lambda r: (peaks[r], -r)), min(peaks, key=lambda r: (peaks[r], r))
+    text = f"{format_bytes(peaks[largest])} on rank {largest}"
+    if peaks[largest] == peaks[smallest]:
+        text = f"{format_bytes(peaks[largest])} on " + ("every rank" if len(peaks) > 1 else f"rank {largest}")
+    else:
+        text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
+    yield Text(f"peak memory: {text}")
