@@ -71,7 +71,7 @@ def _blocks(
 ) -> tuple[Int64Array, Int64Array]:
     """Return the rows that have a block, ascending, and the number of each one's block.
 
-    A change of direction, from forward to backward, begins a block too.
+    A change of direction, from forward to backward, begins a block too, where no matrix product has begun one.
     """
     rank = ops["rank"].to_numpy()
     backward = names_match(ops["name"], _BACKWARD) & attention
@@ -81,8 +81,10 @@ def _blocks(
         mine = np.flatnonzero((rank == number) & (is_member | is_gemm))
         turns = np.zeros(len(mine), bool)
         of_attention = np.flatnonzero(attention[mine])
-        turns[of_attention[1:]] = np.diff(backward[mine[of_attention]].astype(np.int8)) != 0
-        run = np.cumsum(is_gemm[mine] | turns)
+        n_gemms = np.cumsum(is_gemm[mine])
+        turned = np.diff(backward[mine[of_attention]].astype(np.int8)) != 0
+        turns[of_attention[1:]] = turned & (np.diff(n_gemms[of_attention]) == 0)
+        run = n_gemms + np.cumsum(turns)
         # Only runs that hold attention are blocks of it.
         chosen = ~is_gemm[mine] & np.isin(run, run[attention[mine]])
         number_of_run, _ = pd.factorize(run[chosen])
@@ -106,7 +108,7 @@ def _placed(
     # What computes between two attentions of a block merges the part of the first; before and behind all is no merge.
     is_merge = ~is_attention & ~is_transfer & (n_before > 0) & (n_attention > 1)
     is_placed = is_attention | is_transfer | is_merge
-    is_exchange = is_transfer & (n_attention == 1)
+    is_exchange = is_transfer & (n_attention == 1) & ~_is_beside_attention(ops, rows, block, is_attention)
     collective = ops["collective"].astype(object).to_numpy()[rows]
     exchanges = np.isin(collective, (labels.SEND_RECV, labels.ALL_TO_ALL)) & is_exchange
     what = np.where(is_attention, labels.ATTENTION, np.where(is_merge, labels.MERGE, collective))
@@ -133,6 +135,18 @@ def _placed(
         kinds=kinds,
         basis=BY_PATTERN,
     )
+
+
+def _is_beside_attention(
+    ops: pd.DataFrame, rows: Int64Array, block: Int64Array, is_attention: BoolArray
+) -> BoolArray:
+    """Return which rows run while attention of their block does: attention cannot need them, nor they it."""
+    start, end = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    n_blocks = int(block.max(initial=-1)) + 1
+    first, last = np.full(n_blocks, np.iinfo(np.int64).max), np.full(n_blocks, np.iinfo(np.int64).min)
+    np.minimum.at(first, block[is_attention], start[is_attention])
+    np.maximum.at(last, block[is_attention], end[is_attention])
+    return np.asarray((start < last[block]) & (end > first[block]), bool)
 
 
 def _ring_tensor(
