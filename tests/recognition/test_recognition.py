@@ -12,7 +12,6 @@ from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
 from tests.instrumented.conftest import run_apart
 from tests.support.diagnosed import report_of
 from tests.support.shared_traces import ROOT, require_trace
-from tests.support.simulated_run import Host
 from tests.support.simulated_schemes import (
     COMPUTE,
     DKV,
@@ -53,15 +52,6 @@ def test_labels_of_samples(path: Path) -> None:
     assert (row["scheme"], row["confidence"], row["basis"]) == (SAMPLES[path.stem], "high", "label")
 
 
-def in_layers(one_layer: list[Host], n_layers: int = 3) -> list[Host]:
-    """Return programs with some layers, each between matrix products, as a model has them."""
-    for host in one_layer:
-        program, gemm = host.program, Host(host.rank)
-        gemm.launch(GEMM_KERNEL, 50_000)
-        host.program = [*gemm.program, *program] * n_layers + gemm.program
-    return one_layer
-
-
 @pytest.mark.parametrize("stream", [COMPUTE, KV])
 def test_ulysses_without_labels(tmp_path: Path, stream: int) -> None:
     """
@@ -79,8 +69,14 @@ def test_rings_without_labels(tmp_path: Path, streams: tuple[int, int], is_forwa
     stream 7    gemm [attention 0][attention 1][attention 2][attention 3] gemm
     stream 13        [kv 0]       [kv 1]       [kv 2]                          P attentions, P - 1 transfers
     """
-    ring = Ring(kv_stream=streams[0], dkv_stream=streams[1], is_forward_only=is_forward_only)
-    (row,) = report_of(in_layers(ring.hosts()), tmp_path, has_ranges=False).rows("schemes")
+    ring = Ring(
+        kv_stream=streams[0],
+        dkv_stream=streams[1],
+        is_forward_only=is_forward_only,
+        n_steps=3,
+        has_gemms=True,
+    )
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
     assert (row["scheme"], row["confidence"], row["basis"]) == ("ring", "medium", "pattern")
 
 

@@ -38,6 +38,7 @@ class Ring:
         n_steps: Steps.
         syncs_after_step: Whether the host waits for the device at the end of each step.
         held_ns: How much later than it could each attention starts.
+        has_gemms: Whether a matrix product comes before and after each pass, as in a model.
         attention_first: Whether each hop launches its attention before the transfer of the next chunk.
     """
 
@@ -55,6 +56,7 @@ class Ring:
     syncs_after_step: bool = False
     attention_first: bool = False
     held_ns: int = 0
+    has_gemms: bool = False
 
     def but(self, **changes: object) -> Ring:
         """Return the same with some changes."""
@@ -82,6 +84,8 @@ class _RingRank:
 
     def _pass(self, name: str) -> None:
         ring, host = self.ring, self.host
+        if ring.has_gemms:
+            host.launch(GEMM_KERNEL, 50_000)
         with host.scope(f"{name} layer=0"):
             self._order(_READY, COMPUTE, ring.kv_stream)
             for hop in range(ring.n_ranks):
@@ -96,6 +100,8 @@ class _RingRank:
                     self._send_dkv(hop)
             if name == "backward" and ring.waits:
                 self._order(_DKV_ARRIVED + ring.n_ranks - 1, None, COMPUTE)
+        if ring.has_gemms:
+            host.launch(GEMM_KERNEL, 50_000)
 
     def _waits_for_attention(self, hop: int) -> bool:
         """Return whether a hop's transfer comes behind its attention, as one that overwrites what that reads must."""
