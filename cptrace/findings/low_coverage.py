@@ -91,8 +91,9 @@ DIAGNOSIS: Final = Diagnosis(
     Explanation(
         what="Figures rest on what was recorded and recognised. Where a large part was not, they are doubtful, and"
         " so is every diagnosis that rests on them.",
-        detected="More than a twentieth of the time is in kernels that no rule knows, or of the ops without a launching"
-        " call, or of the waits without a record.",
+        detected="Form unclassified: more than a twentieth of the time is in kernels that no rule knows. Form launches:"
+        " more than a twentieth of the ops have no launching call. Form waits: more than a twentieth of the waits for"
+        " events have no record.",
         looks="Kernels with unfamiliar names; no CUDA API row; stream waits without event records.",
         fix="Record again with cuda and nvtx traced; report kernels that are missing in the rule table.",
     ),
