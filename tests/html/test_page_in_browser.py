@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cptrace
-from cptrace.renderers import RenderOptions, find_renderer
+from cptrace.renderers import RenderOptions, find_comparison_renderer, find_renderer
 from cptrace.requests import AnalyzeOptions
 from tests.support.browser import browsing
 from tests.support.shared_traces import ROOT
@@ -65,6 +65,21 @@ def test_it_opens_quietly_offline_and_fits(page, scheme, width, visit, request):
     assert first_paint_ms(seen) < 2000, "the promise is two seconds; it takes a tenth of that"
     background = seen.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") is (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_of_a_comparison(width, visit, tmp_path):
+    runs = [SAMPLES / "ring-single-buffer-virtual.sqlite", SAMPLES / "ring-virtual.sqlite"]
+    page = tmp_path / "compare.html"
+    page.write_text(
+        find_comparison_renderer("html").render(cptrace.compare(runs), RenderOptions()), encoding="utf-8"
+    )
+    seen = visit(page, width)
+    seen.draw_all()
+    assert (seen.errors, seen.requests) == ([], [])
+    assert seen.evaluate("document.documentElement.scrollWidth") <= width
+    tallest = "Math.max(...[...document.querySelectorAll('section > .scroll td')].map(e => e.getBoundingClientRect().height))"
+    assert seen.evaluate(tallest) < 80, "no word is broken letter by letter"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
