@@ -39,11 +39,13 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
     yield from _schemes(schemes)
     if not rows:
         yield Text(_none_found(report))
+    what = "step" if report.rows("steps") else "window"
     for number, row in enumerate(rows[:_MAX_FULL], start=1):
-        yield from _in_full(number, row, _MAX_EVIDENCE if has_details else 0)
+        yield from _in_full(number, row, what, _MAX_EVIDENCE if has_details else 0)
     if rest := rows[_MAX_FULL:]:
         yield Text("")
-        yield from (_in_one_line(number, row, width) for number, row in enumerate(rest, start=_MAX_FULL + 1))
+        for number, row in enumerate(rest, start=_MAX_FULL + 1):
+            yield _in_one_line(number, row, what, width)
     if rows:
         yield Text(
             f"`cptrace explain {clean(rows[0]['code'])}` says how it is detected, how it looks and how to mend it",
@@ -72,11 +74,11 @@ def _none_found(report: Report) -> str:
     return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")
 
 
-def _in_full(number: int, row: Row, n_evidence: int) -> Iterable[Any]:
+def _in_full(number: int, row: Row, what: str, n_evidence: int) -> Iterable[Any]:
     is_error = row["severity"] == _ERROR
     title = Text(f"\n{number:>2} {finding_name(row)}  ", style=_STYLES.get(row["severity"], ""))
     title.append("ERROR: RESULTS MAY BE WRONG  " if is_error else "")
-    title.append(f"{_gain(row)}  ({clean(row['confidence'])} confidence)", style="not bold")
+    title.append(f"{_gain(row, what)}  ({clean(row['confidence'])} confidence)", style="not bold")
     yield title
     yield _indented(clean(row.get("summary", "")))
     for entry in row["evidence"][:n_evidence]:
@@ -84,20 +86,20 @@ def _in_full(number: int, row: Row, n_evidence: int) -> Iterable[Any]:
     yield _indented(f"-> {clean(row['advice'])}")
 
 
-def _in_one_line(number: int, row: Row, width: int) -> Text:
+def _in_one_line(number: int, row: Row, what: str, width: int) -> Text:
     mark = "ERROR  " if row["severity"] == _ERROR else ""
-    head = f"{number:>2} {finding_name(row)}  {mark}{_gain(row)}"
+    head = f"{number:>2} {finding_name(row)}  {mark}{_gain(row, what)}"
     return Text(_cut(f"{head}  {clean(row.get('summary', ''))}", width))
 
 
-def _gain(row: Row) -> str:
-    """Return what mending it gives, as the replay says."""
+def _gain(row: Row, what: str) -> str:
+    """Return what mending it gives, as the replay says, of a step, or of the window where there are none."""
     predicted, saved = row["predicted_step_ns"], row["recoverable_ns"]
     if predicted is None or saved is None:
         return "no gain predicted"
     recorded = predicted + saved
     share = f" ({-100 * saved / recorded:+.1f} %)" if recorded else ""
-    return f"step {format_ns(recorded)} -> {format_ns(predicted)}{share}"
+    return f"{what} {format_ns(recorded)} -> {format_ns(predicted)}{share}"
 
 
 def _evidence(entry: Mapping[str, Any]) -> Iterable[Any]:

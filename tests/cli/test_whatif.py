@@ -1,0 +1,68 @@
+"""`cptrace whatif`: what it prints, writes and refuses; the predictions themselves are tested in `test_what_if`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import check_refused, cptrace
+from tests.support.shared_traces import ROOT
+
+BROKEN = ROOT / "samples" / "ring-single-buffer-virtual.sqlite"
+SOUND = ROOT / "samples" / "ring-virtual.sqlite"
+
+
+def test_a_fix_is_told_with_what_it_gives_and_assumes() -> None:
+    done = cptrace("whatif", BROKEN, "--fix", "single-buffer", "--fix", "shared-stream")
+    assert done.exit_code == 0
+    words = " ".join(done.out.split())
+    assert "CPU EMULATION: no figure below is a GPU's" in words
+    assert "single-buffer: mended; alone it gives a step of" in words
+    assert "shared-stream was not found; nothing to fix" in words
+    assert "single-buffer mended: Allocate a second" in words
+    assert "rank recorded predicted change 0 " in words
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_nothing_to_fix_is_no_error() -> None:
+    done = cptrace("whatif", SOUND, "--fix", "single-buffer")
+    assert (done.exit_code, done.err) == (0, "")
+    assert "single-buffer was not found; nothing to fix" in done.out
+    assert "(+0.0 %): slowest rank" in done.out
+
+
+def test_json_in_a_file_that_is_not_replaced_unasked(tmp_path: Path) -> None:
+    target = tmp_path / "what.json"
+    options = ("--scale-transfer", 2, "--scale-compute", 0.5, "--rank", 1, "--format", "json", "-o", target)
+    assert cptrace("whatif", SOUND, *options).exit_code == 0
+    document = json.loads(target.read_text())
+    assert document["schema"] == "cptrace.whatif/1"
+    assert document["predicted_step_ns"] != document["recorded_step_ns"]
+    check_refused(cptrace("whatif", SOUND, *options), 5, "it exists", "--force")
+    assert cptrace("whatif", SOUND, *options, "--force").exit_code == 0
+
+
+def test_an_input_is_never_written_to() -> None:
+    check_refused(cptrace("whatif", SOUND, "--link-gbps", 1, "-o", SOUND, "--force"), 5, "it is an input")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("nothing was asked for", "--fix CODE", "single-buffer")),
+        (("--fix", "nonsense"), ("there is no finding 'nonsense'", "the codes are")),
+        (("--fix", "padding"), ("no gain is predicted", "cptrace explain padding")),
+        (("--link-gbps", "x"), ("'x' is not a valid float",)),
+        (("--rank", 9, "--scale-compute", 2), ("--rank 9", "ranks 0, 1, 2, 3")),
+    ],
+)
+def test_refusals(arguments: tuple[object, ...], words: tuple[str, ...]) -> None:
+    check_refused(cptrace("whatif", SOUND, *arguments), 2, *words)
+
+
+def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("nothing")
+    check_refused(cptrace("whatif", path, "--scale-compute", 2), 3, "not a known trace format")
