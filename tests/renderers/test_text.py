@@ -24,24 +24,12 @@ tiny.sqlite
   nsys_sqlite, 2026.2.1.210, schema 3.25.0
 
 Findings
-scheme: ulysses (medium confidence): 100% of 1 attention calls that communicate:
-one attention with exchanges before and after it, and none beside it; typically
-1 attention + 1 all_to_all
-
- 1 required-order (data-flow)  no gain predicted  (medium confidence)
-   1 transfers of Ulysses attention are exposed for 20.0 us (20.0% of the time,
-   waiting for other ranks apart): attention needs them before it starts, or
-   makes what they carry
-   - exposed: ncclDevKernel_SendRecv
-     at 0.000020 s for 40.0 us, rank 0, stream 13, correlation id 2
-   -> A second stream alone gains nothing: attention needs q, k and v, and the
-   last exchange needs its output. Pipeline by heads instead: exchange the next
-   group of heads while attention works on this one (compare cptrace run
-   --scheme ulysses_chunked), or use a ring, whose transfers hide behind
-   attention; with grouped-query attention the ring sends less while P * Hkv <
-   Hq + Hkv.
-`cptrace explain required-order` says how it is detected, how it looks and how
-to mend it
+scheme: not recognised: no known pattern fits 80% of 1 calls; typically 1
+attention + 1 send_recv
+No finding: none of missing-event, late-launch, peer-wait, queue-order,
+imbalance, cp-off, padding, graph-hidden, low-coverage is there, or none costs a
+hundredth of the step. Could not be looked for (see Could not tell):
+shared-stream, single-buffer, shared-communicator, required-order.
 
 Time of each rank
  rank  window  compute     comm  overlap  exposed comm  copy, other     idle
@@ -84,9 +72,11 @@ Could not tell
  the launcher, not around each rank)
  - traffic: bytes sent are compared with a scheme's formula, and this trace does
  not say which scheme ran; traces of `cptrace run` do
- - missing-event (race): the trace has neither event records nor waits: perhaps
- there were none, perhaps they were not traced; record again with: nsys profile
- --trace=cuda,nvtx
+ - shared-stream, single-buffer, shared-communicator, required-order: which
+ order is needed cannot be told, because no context-parallel scheme was
+ recognised: no known pattern fits 80% of 1 calls; typically 1 attention + 1
+ send_recv; mark ops with ranges of the domain cptrace (cptrace/labels.py) to
+ name it
 """
 
 HOSTILE = {
