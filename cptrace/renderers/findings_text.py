@@ -68,7 +68,7 @@ def _schemes(rows: Sequence[Row]) -> Iterable[Text]:
 def _none_found(report: Report) -> str:
     """Return what was looked for and not found, and what could not be looked for."""
     names = [name for entry in report.not_applicable for name in entry.analysis.split(", ")]
-    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0] in CODES))
+    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0].replace("_", "-") in CODES))
     looked = [code for code in CODES if code not in missing]
     text = f"No finding: none of {', '.join(looked)} is there, or none costs a hundredth of the step."
     return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")
