@@ -43,8 +43,13 @@ def document(*arguments):
     return json.loads(outcome.out)
 
 
-def without_paths(report):
-    return {key: value for key, value in report.items() if key != "inputs"}
+def without_paths(value):
+    """Return a report without what names its files."""
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items() if key not in ("inputs", "path")}
+    return value
 
 
 def files(folder: Path) -> dict[str, bytes]:
