@@ -41,6 +41,19 @@ def test_format_ns_is_short_and_true(ns):
 
 
 @pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0.000000 s"),
+        (1_499, "0.000001 s"),
+        (1_234_567_890, "1.234568 s"),
+        (86_400 * 10**9, "86400.000000 s"),
+    ],
+)
+def test_format_instant(ns, text):
+    assert units.format_instant(ns) == text
+
+
+@pytest.mark.parametrize(
     ("size", "text"),
     [
         (None, "-"),
