@@ -9,6 +9,7 @@ separated by single spaces:
     backward layer=0
     attention pass=forward layer=0 hop=2       the launch of one op, payload = hop (0 where there are no hops)
     send_recv pass=forward layer=0 hop=2 tensor=kv bytes=1048576 peers=1,3
+    copy pass=forward layer=0 hop=0 packs=kv      a copy that prepares what is sent; unpacks=kv: that reads what came
 
 Around attention a model has ops of its own: `gemm` a matrix product, `norm` an RMSNorm, `rope` the rotation of q
 and k, `activation` what is computed per element, `loss`, and `grad_norm` the norm of a layer's gradients after their
@@ -72,6 +73,11 @@ FFN_DX: Final = "ffn_dx"
 MODEL_TENSORS: Final = (GRADS, ATTENTION_OUT, FFN_OUT, ATTENTION_DX, FFN_DX)
 """What a model's own all-reduces carry: weight gradients over the ranks that share the sequence, and over the ranks
 that share the weights the outputs of both halves of a block, and the gradients of their inputs."""
+
+PACKS: Final = "packs"
+UNPACKS: Final = "unpacks"
+PURPOSES: Final = (PACKS, UNPACKS)
+"""Fields of a copy that say which transfer's data it prepares, or reads once it has arrived."""
 
 SCOPES: Final = (STEP, WARMUP, *PASSES)
 MODEL_OPS: Final = (GEMM, NORM, ROPE, ACTIVATION, LOSS, GRAD_NORM)

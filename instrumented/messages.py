@@ -54,7 +54,7 @@ class PlainMessage:
 
     def encode(self, kernels: Kernels, place: Place, message: Tensor, kv_BLGD: Tensors) -> None:
         """Launch one copy of both."""
-        kernels.pack(place, self.views(message), kv_BLGD)
+        kernels.pack(place, self.views(message), kv_BLGD, packs="kv")
 
     def decode(self, kernels: Kernels, place: Place, message: Tensor, room_BLGD: Tensors) -> Tensors:
         """Return views of the message."""
@@ -87,7 +87,7 @@ class Fp8Message:
                 scale_BLG1.copy_(block_scale_BLG1)
                 value_BLGD.copy_(quantised_BLGD)
 
-        kernels.move(place, QUANTISE, body, (message, *kv_BLGD))
+        kernels.move(place, QUANTISE, body, (message, *kv_BLGD), packs="kv")
 
     def decode(self, kernels: Kernels, place: Place, message: Tensor, room_BLGD: Tensors) -> Tensors:
         """Launch the conversion of both back to their own type."""
@@ -99,7 +99,7 @@ class Fp8Message:
             ):
                 target_BLGD.copy_(dequantise(value_BLGD, scale_BLG1))
 
-        kernels.move(place, DEQUANTISE, body, (message, *room_BLGD))
+        kernels.move(place, DEQUANTISE, body, (message, *room_BLGD), unpacks="kv")
         return room_BLGD
 
     @property

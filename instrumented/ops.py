@@ -136,22 +136,22 @@ class Kernels:
         cost = Cost(memory_bytes=n_total * _n_bytes(*totals) + _n_bytes(*parts))
         self._launch(place, labels.MERGE, MERGE_GRADIENTS, body, cost)
 
-    def convert(self, place: Place, targets: Tensors, sources: Tensors) -> None:
+    def convert(self, place: Place, targets: Tensors, sources: Tensors, **purpose: str) -> None:
         """Launch the conversion of running sums into the results' data type."""
-        self.move(place, CONVERT, lambda: _store(targets, sources), (*targets, *sources))
+        self.move(place, CONVERT, lambda: _store(targets, sources), (*targets, *sources), **purpose)
 
-    def pack(self, place: Place, targets: Tensors, sources: Tensors) -> None:
+    def pack(self, place: Place, targets: Tensors, sources: Tensors, **purpose: str) -> None:
         """Launch a copy between tensors of which one side is scattered in memory."""
-        self.move(place, PACK, lambda: _store(targets, sources), (*targets, *sources))
+        self.move(place, PACK, lambda: _store(targets, sources), (*targets, *sources), **purpose)
 
-    def clear(self, place: Place, tensors: Tensors) -> None:
+    def clear(self, place: Place, tensors: Tensors, **purpose: str) -> None:
         """Launch the filling of tensors with zeros."""
 
         def body() -> None:
             for tensor in tensors:
                 tensor.zero_()
 
-        self.move(place, FILL, body, tensors)
+        self.move(place, FILL, body, tensors, **purpose)
 
     def clear_result(self, place: Place, result: tuple[Tensor, Tensor]) -> None:
         """Launch the emptying of a running (out, lse): the result of attention to no key."""
@@ -162,22 +162,40 @@ class Kernels:
 
         self.move(place, FILL, body, result)
 
-    def pack_heads(self, place: Place, part: HeadPart, target_NBLhD: Tensor, source_BLHD: Tensor) -> None:
+    def pack_heads(
+        self, place: Place, part: HeadPart, target_NBLhD: Tensor, source_BLHD: Tensor, **purpose: str
+    ) -> None:
         """Launch the copy that brings heads into the order in which an all-to-all sends them."""
         touched = (target_NBLhD, part.view(source_BLHD))
-        self.move(place, PACK_HEADS, lambda: heads.pack(part, target_NBLhD, source_BLHD), touched)
+        self.move(place, PACK_HEADS, lambda: heads.pack(part, target_NBLhD, source_BLHD), touched, **purpose)
 
-    def unpack_heads(self, place: Place, part: HeadPart, target_BLHD: Tensor, source_NBLhD: Tensor) -> None:
+    def unpack_heads(
+        self, place: Place, part: HeadPart, target_BLHD: Tensor, source_NBLhD: Tensor, **purpose: str
+    ) -> None:
         """Launch the copy that brings heads back from the order in which they arrive."""
         touched = (part.view(target_BLHD), source_NBLhD)
-        self.move(place, UNPACK_HEADS, lambda: heads.unpack(part, target_BLHD, source_NBLhD), touched)
+        self.move(
+            place, UNPACK_HEADS, lambda: heads.unpack(part, target_BLHD, source_NBLhD), touched, **purpose
+        )
 
-    def move(self, place: Place, name: str, body: Callable[[], None], touched: Tensors) -> None:
-        """Launch a kernel that moves data, and touches each of the given tensors once."""
-        self._launch(place, labels.COPY, name, body, Cost(memory_bytes=_n_bytes(*touched)))
+    def move(
+        self, place: Place, name: str, body: Callable[[], None], touched: Tensors, **purpose: str
+    ) -> None:
+        """Launch a kernel that moves data, and touches each of the given tensors once.
 
-    def _launch(self, place: Place, label: str, name: str, body: Callable[[], None], cost: Cost) -> None:
-        with self.device.range(place.label(label), payload=place.hop, category=label):
+        Args:
+            place: Where in the step it belongs.
+            name: The kernel's name.
+            body: Moves the data.
+            touched: What it reads and writes.
+            **purpose: `packs` or `unpacks`, and which transfer's data it prepares, or reads once it has arrived.
+        """
+        self._launch(place, labels.COPY, name, body, Cost(memory_bytes=_n_bytes(*touched)), **purpose)
+
+    def _launch(
+        self, place: Place, label: str, name: str, body: Callable[[], None], cost: Cost, **fields: str
+    ) -> None:
+        with self.device.range(place.label(label, **fields), payload=place.hop, category=label):
             self.device.launch(self.stream, name, body, cost=cost)
 
 

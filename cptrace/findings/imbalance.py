@@ -32,6 +32,8 @@ SCHEDULE: Final = "schedule"
 WORK: Final = "work"
 
 _CONTIGUOUS: Final = "contiguous"
+# Their ranks split heads, and each looks at the whole sequence: a mask is the same work for all.
+_WHOLE_SEQUENCE: Final = ("ulysses", "ulysses_chunked", "tp", "single")
 _CONTIGUOUS_SCHEME: Final = "ring"
 
 
@@ -90,12 +92,12 @@ def changes(case: Case) -> Changes | None:
     """
     if not is_unbalanced(case, find_speeds(case)):
         return None
-    attention, totals = _attention(case), _totals(case)
-    duration = case.recording.duration_ns.copy()
-    mean = sum(totals.values()) / len(totals)
-    for rank, total in totals.items():
-        mine = attention & (case.rank == rank)
-        duration[mine] = np.rint(duration[mine] * (mean / max(total, 1))).astype(np.int64)
+    totals = list(_totals(case).values())
+    # The rank with most work sets the pace. With the mean in place of it, each of its ops is that much shorter, and so
+    # are those of others, which have fewer of the same size. In the steps before too: who was early there would wait.
+    duration, attention = case.recording.duration_ns.copy(), _is_attention(case)
+    ratio = sum(totals) / len(totals) / max(*totals, 1)
+    duration[attention] = np.rint(duration[attention] * ratio).astype(np.int64)
     return Changes(duration_ns=duration)
 
 
@@ -136,16 +138,26 @@ def is_comparable(case: Case, speeds: RankSpeeds) -> bool:
 
 def _is_contiguous_causal(case: Case) -> bool:
     run = case.scope.trace.meta.run
-    return bool(run.get("causal")) and run.get("layout") == _CONTIGUOUS and run_number(case, "cp_size") > 1
+    if (
+        not run.get("causal")
+        or run.get("layout") != _CONTIGUOUS
+        or case.recognition.scheme in _WHOLE_SEQUENCE
+    ):
+        return False
+    return run_number(case, "cp_size") > 1
 
 
 def _is_by_design(case: Case) -> bool:
     return _is_contiguous_causal(case) and case.scope.trace.meta.run.get("scheme") == _CONTIGUOUS_SCHEME
 
 
-def _attention(case: Case) -> BoolArray:
+def _is_attention(case: Case) -> BoolArray:
     rule = case.ops["rule"].cat.codes.to_numpy()
-    return np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES]) & case.scope.is_inside
+    return np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
+
+
+def _attention(case: Case) -> BoolArray:
+    return _is_attention(case) & case.scope.is_inside
 
 
 def _evidence(case: Case, attention: BoolArray, ranks: Sequence[int]) -> list[dict[str, object]]:

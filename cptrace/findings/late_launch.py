@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from cptrace.analyses.start_causes import LAUNCH
 from cptrace.findings.case import MIN_SHARE, Case
@@ -22,13 +23,18 @@ from cptrace.findings.finding import (
 )
 from cptrace.findings.verdict import is_worth
 from cptrace.intervals import Int64Array
+from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
 from cptrace.units import format_ns
 
 CODE: Final = "late-launch"
+IN_STEPS: Final = "in-steps"
+BETWEEN_STEPS: Final = "between-steps"
 
 # What a host that keeps up needs from one launch to the next: PyTorch's eager mode takes 5 to 20 us.
 KEEPS_UP_NS: Final = 20_000
+MIN_GAP_SHARE: Final = 0.05
+"""A pause between steps that is shorter, as a share of the step, is not worth a reader's time."""
 _NEVER: Final = np.iinfo(np.int64).min
 
 
@@ -38,6 +44,10 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
+    return _find_in_steps(case) or _find_between_steps(case)
+
+
+def _find_in_steps(case: Case) -> Sequence[Finding]:
     rows = late_ops(case)
     late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
     made = changes(case)
@@ -51,7 +61,7 @@ def find(case: Case) -> Sequence[Finding]:
     return [
         Finding(
             code=CODE,
-            form=None,
+            form=IN_STEPS,
             severity=WARNING,
             summary=(
                 f"{len(rows)} of {len(case.steps.op)} ops in steps on {ranks_text(ranks)} could have started before"
@@ -72,6 +82,53 @@ def find(case: Case) -> Sequence[Finding]:
             evidence=[op_evidence(case, row, "started right after its launch") for row in worst],
         )
     ]
+
+
+def _find_between_steps(case: Case) -> Sequence[Finding]:
+    """Return the finding that devices are empty from the end of a step until the host launches the next one."""
+    steps = case.scope.steps
+    if isinstance(steps, NotApplicable) or steps.empty:
+        return ()
+    ordered = steps.sort_values(["rank", "step"])
+    is_next = ordered["rank"].eq(ordered["rank"].shift()).to_numpy()
+    gap_ns = (ordered["start_ns"] - ordered["end_ns"].shift()).to_numpy()[is_next].astype(np.int64)
+    start_ns, rank = (ordered[name].to_numpy()[is_next] for name in ("start_ns", "rank"))
+    first = _first_ops(case, start_ns, rank)
+    is_late = case.has_cause(LAUNCH)[first] & (gap_ns > 0)
+    if not is_late.any() or gap_ns[is_late].mean() <= MIN_GAP_SHARE * case.step_ns:
+        return ()
+    rows, gap_ns = first[is_late], gap_ns[is_late]
+    ranks = np.unique(case.rank[rows]).tolist()
+    return [
+        Finding(
+            code=CODE,
+            form=BETWEEN_STEPS,
+            severity=WARNING,
+            summary=(
+                f"devices of {ranks_text(ranks)} are empty for {format_ns(int(np.median(gap_ns)))} (median) between"
+                " steps, until the host launches the first op of the next one; step times do not contain it"
+            ),
+            rank=ranks[0] if len(ranks) == 1 else None,
+            value=int(gap_ns.sum()),
+            unit="ns",
+            confidence=HIGH,
+            advice=(
+                "Look at what the host does between steps: data loading in the main process, logging, checkpoints,"
+                " optimizer work on the CPU, a synchronise call and what follows it. Prefetch data and launch the next"
+                " step before the last one has ended."
+            ),
+            evidence=[op_evidence(case, int(row), "first op of a step") for row in rows[:MAX_EVIDENCE]],
+        )
+    ]
+
+
+def _first_ops(case: Case, start_ns: Int64Array, rank: Int64Array) -> Int64Array:
+    """Return the row of an op that starts at each given time on each given rank."""
+    key = pd.MultiIndex.from_arrays([case.rank, case.start_ns])
+    wanted = pd.MultiIndex.from_arrays([rank.astype(np.int64), start_ns])
+    order = pd.Series(np.arange(len(key)), index=key)
+    first = order[~order.index.duplicated()]
+    return first.reindex(wanted).to_numpy(dtype=np.int64)
 
 
 def changes(case: Case) -> Changes | None:
@@ -110,7 +167,8 @@ DIAGNOSIS: Final = Diagnosis(
     "the host launches too late",
     Explanation(
         what="An op cannot start before the host has launched it. When launches take longer than the work they start,"
-        " the device is empty between ops, and no stream or buffer helps.",
+        " the device is empty between ops, and no stream or buffer helps. Form in-steps: within steps. Form"
+        " between-steps: only from the end of one step to the first launch of the next.",
         detected="The end of the launching call is the last thing that an op waited for, later than all device work"
         " before it, and the host was not blocked meanwhile. The cost is a replay in which no two launches of a thread"
         f" are more than {KEEPS_UP_NS // 1000} us apart.",
@@ -119,5 +177,6 @@ DIAGNOSIS: Final = Diagnosis(
         fix="CUDA graphs, torch.compile, fewer and larger ops, a quieter launching thread.",
     ),
     find,
+    forms=(IN_STEPS, BETWEEN_STEPS),
     fixes=(Fix(changes),),
 )

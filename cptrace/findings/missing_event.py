@@ -66,6 +66,8 @@ def _find_host_sync(case: Case) -> Sequence[Finding]:
     if not is_worth(case, prediction):
         return ()
     inline = inline_syncs(case)
+    inside = case.scope.is_inside[inline.following]
+    inline = _Inline(*(part[inside] for part in inline))
     blocking = case.dependencies.blocking
     blocked_ns = (blocking.end_ns - blocking.start_ns)[inline.call]
     ranks = np.unique(case.rank[inline.following]).tolist()
@@ -132,6 +134,8 @@ def inline_syncs(case: Case) -> _Inline:
         is_between = (after > 0) & (after < len(ops))
         calls, after = calls[is_between], after[is_between]
         same_step = (step[ops[after]] == step[ops[after - 1]]) & (step[ops[after]] >= 0)
+        # In steps that are not measured too: what they leave behind, one rank ahead of another, is measured.
+        same_step |= _is_one_block(case, ops[after], ops[after - 1])
         following = _next_elsewhere(case, ops, blocking.producer[calls], after)
         is_inline = same_step & (following >= 0)
         chosen = calls[is_inline]
@@ -140,6 +144,15 @@ def inline_syncs(case: Case) -> _Inline:
         none = np.zeros(0, np.int64)
         return _Inline(none, none, none)
     return _Inline(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _is_one_block(case: Case, one: Int64Array, other: Int64Array) -> BoolArray:
+    """Return whether pairs of ops are of one block, bool of shape (P,)."""
+    first, second, block = case.position[one], case.position[other], case.places.block
+    is_placed = (first >= 0) & (second >= 0)
+    if not len(block):
+        return is_placed
+    return np.asarray(is_placed & (block[first] == block[second]), bool)
 
 
 def _next_elsewhere(case: Case, ops: Int64Array, producer: Int64Array, place: Int64Array) -> Int64Array:
@@ -172,9 +185,6 @@ def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
     is_comm = case.places.is_what(*labels.COMMUNICATION)
     crossing = is_comm[consumer] != is_comm[producer]
     after, before = case.places.rows[consumer[crossing]], case.places.rows[producer[crossing]]
-    # A copy beside a transfer moves what is sent on; only where attention runs does it read what has come home.
-    crossing = ~case.is_what(labels.COPY)[after] | _runs_attention(case)[after]
-    after, before = after[crossing], before[crossing]
     inside = case.scope.is_inside[after] & case.scope.is_inside[before]
     after, before = after[inside], before[inside]
     is_safe = is_ordered(case.dependencies, case.start_ns, case.end_ns, before, after)
@@ -217,12 +227,6 @@ def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
         )
     ]
-
-
-def _runs_attention(case: Case) -> BoolArray:
-    """Return which ops are in a stream that runs attention, bool of shape (N,)."""
-    queue = case.dependencies.queue
-    return np.isin(queue, np.unique(queue[case.is_what(labels.ATTENTION)]))
 
 
 def _order_unknown(case: Case) -> NotApplicable | None:

@@ -11,7 +11,14 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
-from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
+from cptrace.findings.rewire import (
+    Edges,
+    behind_needed,
+    buffer_edges,
+    join,
+    needed_edges,
+    stream_edges,
+)
 from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
@@ -82,13 +89,32 @@ def changes(case: Case) -> Changes | None:
     freed, turns = _behind_other_channel(case), _turns(case)
     if not freed.any() and not turns.any():
         return None
-    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
+    late = _late_records(case, freed)
+    events = case.dependencies.events
+    behind = behind_needed(case, Edges(events.producer[late], events.consumer[late]))
+    edges = join(stream_edges(case, freed), behind, needed_edges(case), buffer_edges(case))
     return Changes(
         drop_previous=freed,
+        drop_event=late,
         drop_resource=turns,
         added_producer=edges.producer,
         added_consumer=edges.consumer,
     )
+
+
+def _late_records(case: Case, freed: BoolArray) -> BoolArray:
+    """Return which event edges stand for a transfer of the other channel, bool of shape (E,).
+
+    An event recorded in a stream that channels share stands for all that is queued there, also for a transfer that
+    whoever waits for it does not need.
+    """
+    events, queue = case.dependencies.events, case.dependencies.queue
+    is_placed = (case.position[events.producer] >= 0) & (case.position[events.consumer] >= 0)
+    late = is_placed & case.is_comm[events.producer]
+    late &= np.isin(queue[events.producer], np.unique(queue[freed]))
+    number = np.flatnonzero(late)
+    late[number] = ~case.is_needed(events.consumer[number], events.producer[number])
+    return late
 
 
 def _behind_other_channel(case: Case) -> BoolArray:

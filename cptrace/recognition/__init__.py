@@ -31,6 +31,7 @@ MEDIUM: Final = "medium"
 LOW: Final = "low"
 
 _ENOUGH: Final = 0.8  # of the blocks that communicate must look alike
+_TE: Final = "te"
 _RING_NAMES: Final = ("ring", "zigzag_ring", "striped_ring")
 _LAYOUT_SCHEMES: Final = {"zigzag": "zigzag_ring", "striped": "striped_ring"}
 
@@ -112,12 +113,15 @@ def _ring_by_label(
     places: Places, trace: Trace, pairs: set[tuple[str, str]], evidence: str
 ) -> tuple[str, str]:
     """Return which ring it is: gradients behind the keys, or attention on two streams, are Transformer Engine's."""
+    run = trace.meta.run
+    stated, layout = str(run.get("scheme", "")), str(run.get("layout", ""))
+    if stated in (*_RING_NAMES, _TE):
+        return stated, f"{evidence}; the run's metadata call it {stated}"
     rows = places.rows[places.is_what(labels.ATTENTION)]
-    streams = trace.ops.iloc[rows].groupby("rank")["stream"].nunique()
-    if (labels.SEND_RECV, "kv+dkv") in pairs or bool((streams > 1).all()):
-        return "te", f"{evidence}; attention runs on {int(streams.max())} stream(s)"
-    layout = trace.meta.run.get("layout", "")
-    scheme = _LAYOUT_SCHEMES.get(str(layout), _RING_NAMES[0])
+    n_streams = int(trace.ops.iloc[rows].groupby("rank")["stream"].nunique().max())
+    if (labels.SEND_RECV, "kv+dkv") in pairs or n_streams > 1:
+        return _TE, f"{evidence}; attention runs on {n_streams} stream(s)"
+    scheme = _LAYOUT_SCHEMES.get(layout, _RING_NAMES[0])
     return scheme, f"{evidence}; layout {layout}" if layout else evidence
 
 

@@ -26,6 +26,7 @@ class Flow:
         places: Where the ops belong.
         needs: The scheme's needs.
         channels: Kinds of transfers that need nothing of each other.
+        buffers: Kinds of transfers received into buffers used by turns, and how many hops later those are read.
         shift: Largest shift of any need of a kind on a kind per pass (0 forward, 1 backward), int64 of shape
             (2, K, K): [pass, consumer, producer]; far below zero where there is no need.
         is_free: Whether a kind needs nothing of a kind, whatever blocks they are of, bool of shape (K, K):
@@ -35,6 +36,7 @@ class Flow:
     places: Places
     needs: tuple[Need, ...]
     channels: tuple[Kind, ...]
+    buffers: tuple[tuple[Kind, int], ...]
     shift: Int64Array
     is_free: BoolArray
 
@@ -77,17 +79,14 @@ class Flow:
         return np.concatenate(consumers), np.concatenate(producers)
 
     def reader_hop(self) -> Int64Array:
-        """Return the hop of the attention that is to read what each transfer brings, int64 of shape (M,).
+        """Return the hop of the attention that is to read the buffer of each transfer, int64 of shape (M,).
 
-        It is that of the schedule, also where a mask leaves this rank nothing to read; beyond any hop for what no
-        attention reads.
+        It is that of the schedule, also where a mask leaves this rank nothing to read; beyond any hop for what is not
+        received into buffers used by turns.
         """
-        names = self.places.kinds
-        ahead = np.full(len(names), NO_READER)
-        for need in self.needs:
-            if need.consumer.what == labels.ATTENTION and need.producer.what in labels.COMMUNICATION:
-                which = _holds(need.producer, self.places)
-                ahead[which] = np.minimum(ahead[which], -need.shift)
+        ahead = np.full(len(self.places.kinds), NO_READER)
+        for kind, n_hops in self.buffers:
+            ahead[_holds(kind, self.places)] = n_hops
         hop: Int64Array = self.places.hop + ahead[self.places.kind]
         return hop
 
@@ -122,15 +121,17 @@ def bind(flow: DataFlow, places: Places) -> Flow:
         for name in need.passes:
             of_pass = shift[int(name == labels.BACKWARD)]
             of_pass[pairs] = np.maximum(of_pass[pairs], need.shift)
-    # What a model does around attention, and copies, make what is sent or use what has arrived; their labels do not
-    # say what of, so none is accidental.
+    # What a model does around attention, and copies that do not say what for, make what is sent or use what has
+    # arrived, so no order with them is accidental.
+    tensors = np.array(places.kinds.tensor, object)
     is_around = ~places.kinds.are(labels.ATTENTION, labels.MERGE, *labels.COMMUNICATION)
-    is_around |= np.isin(np.array(places.kinds.tensor, object), labels.MODEL_TENSORS)
+    is_around &= ~(places.kinds.are(labels.COPY) & (tensors != ""))
+    is_around |= np.isin(tensors, labels.MODEL_TENSORS)
     shift[:, is_around, :] = ALL_HOPS
     shift[:, :, is_around] = ALL_HOPS
     is_sum = _holds(_WEIGHT_GRADIENTS, places)
     is_free = np.outer(~is_sum & ~places.kinds.are(labels.GRAD_NORM), is_sum)
-    return Flow(places, flow.needs, flow.channels, shift, is_free)
+    return Flow(places, flow.needs, flow.channels, flow.buffers, shift, is_free)
 
 
 def _holds(kind: Kind, places: Places) -> BoolArray:

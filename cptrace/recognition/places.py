@@ -145,12 +145,17 @@ def _parse(text: str | None) -> Mapping[str, Any]:
     fields = {} if label is None else label.fields
     return {
         "what": "" if label is None else label.name,
-        "tensor": fields.get("tensor", ""),
+        "tensor": fields.get("tensor", "") or _purpose(fields),
         "pass": fields.get("pass", ""),
         "hop": _number(fields.get("hop"), 0),
         "layer": _number(fields.get("layer"), _UNKNOWN_LAYER),
         "bytes": _number(fields.get("bytes"), 0),
     }
+
+
+def _purpose(fields: Mapping[str, str]) -> str:
+    """Return what a copy is for, such as `packs:kv`; empty where its label does not say."""
+    return next((f"{name}:{fields[name]}" for name in labels.PURPOSES if name in fields), "")
 
 
 def _number(text: str | None, otherwise: int) -> int:

@@ -81,18 +81,35 @@ class DataFlow:
     Attributes:
         needs: All needs.
         channels: Kinds of transfers that need nothing of each other, so that each may have a communicator of its own.
+        buffers: Kinds of transfers that are received into buffers used by turns, with how many hops later attention
+            reads the buffer.
     """
 
     needs: tuple[Need, ...]
     channels: tuple[Kind, ...] = ()
+    buffers: tuple[tuple[Kind, int], ...] = ()
 
 
 _ATTENTION: Final = Kind(ATTENTION)
 _MERGE: Final = Kind(MERGE)
-_COPY: Final = Kind(COPY)
+_OTHER_COPY: Final = Kind(COPY, ("",))
 _KV: Final = Kind(SEND_RECV, KV)
 _DKV: Final = Kind(SEND_RECV, DKV)
 _BACKWARD: Final = (labels.BACKWARD,)
+
+
+def _packs(*tensors: str) -> Kind:
+    return Kind(COPY, tuple(f"{labels.PACKS}:{tensor}" for tensor in tensors))
+
+
+def _unpacks(*tensors: str) -> Kind:
+    return Kind(COPY, tuple(f"{labels.UNPACKS}:{tensor}" for tensor in tensors))
+
+
+def _packed(what: str, *tensors: str) -> tuple[Need, ...]:
+    """Return the needs of transfers on the copies that prepare them."""
+    return tuple(Need(Kind(what, (tensor,)), _packs(tensor)) for tensor in tensors)
+
 
 _RING_KV: Final = (
     Need(_ATTENTION, _KV, -1),
@@ -105,50 +122,73 @@ _RING: Final = (
     Need(_DKV, _ATTENTION, 0, _BACKWARD),
     Need(_DKV, _DKV, -1, _BACKWARD),
     Need(_MERGE, _DKV, -1, _BACKWARD),
-    Need(_COPY, _DKV, 0, _BACKWARD, min_hop=1),
+    Need(_unpacks("dkv"), _DKV, 0, _BACKWARD),
 )
 # Transformer Engine's: the gradients travel behind the keys and values, one hop later.
 _TE_GRADIENTS: Final = Kind(SEND_RECV, ("kv+dkv", "dkv"))
 _TE: Final = (
     *_RING_KV,
+    *_packed(SEND_RECV, "kv"),
+    Need(_unpacks("kv"), _KV, -1),
+    Need(_ATTENTION, _unpacks("kv")),
     Need(_TE_GRADIENTS, _MERGE, -1, _BACKWARD),
     Need(_TE_GRADIENTS, _ATTENTION, -1, _BACKWARD),
     Need(_DKV, _TE_GRADIENTS, -1, _BACKWARD),
     Need(_MERGE, _TE_GRADIENTS, 0, _BACKWARD, min_hop=1),
+    Need(_unpacks("dkv"), Kind(SEND_RECV), 0, _BACKWARD),
 )
+# The copy of a slice waits until the one before is sent, and attention on a slice comes behind the next one's copy.
 _GATHER: Final = (
     Need(_ATTENTION, Kind(ALL_GATHER)),
     Need(Kind(REDUCE_SCATTER), _ATTENTION),
+    *_packed(ALL_GATHER, "kv"),
+    *_packed(REDUCE_SCATTER, "dkv"),
+    Need(_packs("kv"), Kind(ALL_GATHER), -1),
+    Need(_unpacks("dkv"), Kind(REDUCE_SCATTER)),
 )
 _TO_HEADS: Final = Kind(ALL_TO_ALL, INPUTS)
 _FROM_HEADS: Final = Kind(ALL_TO_ALL, OUTPUTS)
 _ULYSSES: Final = (
     Need(_ATTENTION, _TO_HEADS),
     Need(_FROM_HEADS, _ATTENTION),
+    Need(_FROM_HEADS, _MERGE),
+    *_packed(ALL_TO_ALL, *INPUTS),
+    Need(_unpacks(*OUTPUTS), _FROM_HEADS, ALL_HOPS),
 )
 _USP: Final = (
     *_RING,
+    *_packed(ALL_TO_ALL, *INPUTS),
     Need(_ATTENTION, _TO_HEADS),
     Need(_KV, _TO_HEADS),
     Need(_FROM_HEADS, _ATTENTION, ALL_HOPS),
     Need(_FROM_HEADS, _MERGE, ALL_HOPS),
-    Need(_FROM_HEADS, _COPY, ALL_HOPS),
+    Need(_FROM_HEADS, _OTHER_COPY, ALL_HOPS),
+    Need(_FROM_HEADS, _unpacks("dkv"), ALL_HOPS),
     Need(_FROM_HEADS, _DKV, ALL_HOPS),
+    Need(_unpacks(*OUTPUTS), _FROM_HEADS, ALL_HOPS),
 )
-_TP: Final = (Need(Kind(ALL_REDUCE), _ATTENTION),)
+_TP: Final = (
+    Need(Kind(ALL_REDUCE), _ATTENTION),
+    *_packed(ALL_REDUCE, "out", "dq"),
+    Need(_unpacks("out"), Kind(ALL_REDUCE, ("out",))),
+    Need(_unpacks("dq"), Kind(ALL_REDUCE, ("dq",))),
+)
 
-RING_FLOW: Final = DataFlow(_RING, channels=(_KV, _DKV))
+_RING_BUFFERS: Final = ((_KV, 1),)
+_RING_FLOW: Final = DataFlow(_RING, channels=(_KV, _DKV), buffers=_RING_BUFFERS)
+_SLICES: Final = (Kind(ALL_GATHER), Kind(REDUCE_SCATTER))
 
 FLOWS: Final[tuple[tuple[str, DataFlow], ...]] = (
-    ("ring", RING_FLOW),
-    ("zigzag_ring", RING_FLOW),
-    ("striped_ring", RING_FLOW),
-    ("te", DataFlow(_TE)),
+    ("ring", _RING_FLOW),
+    ("zigzag_ring", _RING_FLOW),
+    ("striped_ring", _RING_FLOW),
+    # Its messages share two slots, whatever is in them.
+    ("te", DataFlow(_TE, buffers=((Kind(SEND_RECV), 1),))),
     ("all_gather", DataFlow(_GATHER)),
-    ("all_gather_sliced", DataFlow(_GATHER, channels=(Kind(ALL_GATHER), Kind(REDUCE_SCATTER)))),
+    ("all_gather_sliced", DataFlow(_GATHER, channels=_SLICES, buffers=((Kind(ALL_GATHER), 0),))),
     ("ulysses", DataFlow(_ULYSSES)),
     ("ulysses_chunked", DataFlow(_ULYSSES, channels=(_TO_HEADS, _FROM_HEADS))),
-    ("usp", DataFlow(_USP, channels=(_KV, _DKV))),
+    ("usp", DataFlow(_USP, channels=(_KV, _DKV), buffers=_RING_BUFFERS)),
     ("tp", DataFlow(_TP)),
 )
 

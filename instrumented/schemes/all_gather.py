@@ -94,7 +94,7 @@ class AllGatherAttention:
         state, number = self._layers[place.layer], place.hop % N_BUFFERS
         own: Tensors = (state.k_BLGD, state.v_BLGD)
         if self._n_slices > 1:
-            self._kernels.pack(place, self._own[number], self._cut.heads(place.hop, *own))
+            self._kernels.pack(place, self._own[number], self._cut.heads(place.hop, *own), packs="kv")
             own = self._own[number]
         self._gather.after(self._compute)
         whole = self._cut.by_owner(self._kv_BSgD[number])
@@ -120,7 +120,7 @@ class AllGatherAttention:
         self._device.wait_event(self._compute, self._scattered[place.hop % N_BUFFERS])
         if self._n_slices > 1:
             results = self._cut.heads(place.hop, state.dk_BLGD, state.dv_BLGD)
-            self._kernels.pack(place, results, self._own_gradients_of(place))
+            self._kernels.pack(place, results, self._own_gradients_of(place), unpacks="dkv")
 
     def _attend(self, place: Place, piece: Piece) -> None:
         (q_BLhD,) = self._cut.queries(place.hop, piece, self._layers[place.layer].q_BLHD)
@@ -134,7 +134,7 @@ class AllGatherAttention:
         is_first, end = piece is self._pieces[-1], piece.keys.stop
         kv_BSgD, dkv_BSgD = self._kv_BSgD[number], self._dkv_BSgD[number]
         if is_first and end < kv_BSgD[0].shape[1]:
-            self._kernels.clear(place, tuple(tensor[:, end:] for tensor in dkv_BSgD))
+            self._kernels.clear(place, tuple(tensor[:, end:] for tensor in dkv_BSgD), packs="dkv")
         totals, parts = (tuple(t[:, :end] for t in pair) for pair in (dkv_BSgD, self._part_dkv_BSgD))
         tensors = (state.dout_BLHD, state.q_BLHD, state.dq_BLHD)
         dout_BLhD, q_BLhD, dq_BLhD = self._cut.queries(place.hop, piece, *tensors)

@@ -119,7 +119,7 @@ class RingAttention:
         self._dkv.acquire(home, self._compute)
         results = (state.dq_BLHD, state.dk_BLGD, state.dv_BLGD)
         last = Place(BACKWARD, layer, n_hops - 1)
-        self._kernels.convert(last, results, (self._dq_sum_BLHD, *home.tensors))
+        self._kernels.convert(last, results, (self._dq_sum_BLHD, *home.tensors), unpacks="dkv")
         self._dkv.release(home, self._compute)
 
     def _acquire_kv(self, state: LayerState, hop: int) -> Tensors:

@@ -105,7 +105,8 @@ class TeAttention:
             self._add_gradients(place, block, self._slots.gradients(place, arriving))
             held = arriving
         results = (state.dq_BLHD, state.dk_BLGD, state.dv_BLGD)
-        self._main.convert(place, results, (self._dq_sum_BLHD, *self._slots.gradients(place, held)))
+        sums = (self._dq_sum_BLHD, *self._slots.gradients(place, held))
+        self._main.convert(place, results, sums, unpacks=GRADIENTS)
         self._back_ring.release(held, self._main.stream)
 
     def _attend(self, place: Place, block: Block | None, slot: Slot) -> None:
@@ -149,7 +150,7 @@ class TeAttention:
     def _add_gradients(self, place: Place, block: Block | None, dkv_BLGD: Tensors) -> None:
         """Add a hop's parts to dq, and to the dk and dv of its chunk, which nobody had before at hop 0."""
         if place.hop == 0:
-            self._main.clear(place, dkv_BLGD)
+            self._main.clear(place, dkv_BLGD, unpacks=GRADIENTS)  # they lie in what has just arrived
         if block:
             totals = block.of_gradients((self._dq_sum_BLHD, *dkv_BLGD))
             parts = block.of_gradients((self._part_dq_BLHD, *self._part_dkv))

@@ -69,8 +69,8 @@ class TensorParallelAttention:
     def _all_reduce(self, place: Place, name: str, own_BShD: Tensor) -> None:
         """Sum all ranks' parts and keep this rank's heads of the sum."""
         self._kernels.clear(place, (self._hidden_BSHD,))
-        self._kernels.pack(place, (self._own_BShD,), (own_BShD,))
+        self._kernels.pack(place, (self._own_BShD,), (own_BShD,), packs=name)
         self._sum.after(self._compute)
         self._sum.all_reduce(place, name, self._hidden_BSHD)
         self._sum.before(self._compute)
-        self._kernels.pack(place, (own_BShD,), (self._own_BShD,))
+        self._kernels.pack(place, (own_BShD,), (self._own_BShD,), unpacks=name)

@@ -114,7 +114,7 @@ class UlyssesAttention:
             self._return_heads(Place(FORWARD, layer, chunk), "out", self._queries[chunk], out_BShD)
         self._out.before(self._compute)
         for chunk, exchange in enumerate(self._queries):
-            self._unpack(Place(FORWARD, layer, chunk), exchange, state.out_BLHD)
+            self._unpack(Place(FORWARD, layer, chunk), "out", exchange, state.out_BLHD)
 
     def backward(self, layer: int) -> None:
         """Queue one layer's backward pass into its `dq_BLHD`, `dk_BLGD` and `dv_BLGD`."""
@@ -129,10 +129,10 @@ class UlyssesAttention:
             self._return_gradients(Place(BACKWARD, layer, chunk))
         self._out.before(self._compute)
         for chunk, exchange in enumerate(self._queries):
-            self._unpack(Place(BACKWARD, layer, chunk), exchange, state.dq_BLHD)
-        for exchanges, own_BLGD in ((self._k, state.dk_BLGD), (self._v, state.dv_BLGD)):
+            self._unpack(Place(BACKWARD, layer, chunk), "dq", exchange, state.dq_BLHD)
+        for name, exchanges, own_BLGD in (("dk", self._k, state.dk_BLGD), ("dv", self._v, state.dv_BLGD)):
             for chunk, exchange in enumerate(exchanges):
-                self._unpack(Place(BACKWARD, layer, chunk), exchange, own_BLGD)
+                self._unpack(Place(BACKWARD, layer, chunk), name, exchange, own_BLGD)
 
     def _return_gradients(self, place: Place) -> None:
         """Send a chunk's gradients back; where chunks share keys, their sum after the last one."""
@@ -153,7 +153,7 @@ class UlyssesAttention:
         self, place: Place, name: str, exchange: Exchange, own_BLHD: Tensor, whole_BShD: Tensor
     ) -> None:
         """Pack heads in rank order and send each rank its own; tokens arrive in the order of the ranks."""
-        self._kernels.pack_heads(place, exchange.part, exchange.buffer_NBLhD, own_BLHD)
+        self._kernels.pack_heads(place, exchange.part, exchange.buffer_NBLhD, own_BLHD, packs=name)
         self._in.after(self._compute)
         self._in.all_to_all(place, name, whole_BShD.chunk(self._n_ranks, dim=1), exchange.pieces)
 
@@ -162,5 +162,5 @@ class UlyssesAttention:
         self._out.after(self._compute)
         self._out.all_to_all(place, name, exchange.pieces, whole_BShD.chunk(self._n_ranks, dim=1))
 
-    def _unpack(self, place: Place, exchange: Exchange, own_BLHD: Tensor) -> None:
-        self._kernels.unpack_heads(place, exchange.part, own_BLHD, exchange.buffer_NBLhD)
+    def _unpack(self, place: Place, name: str, exchange: Exchange, own_BLHD: Tensor) -> None:
+        self._kernels.unpack_heads(place, exchange.part, own_BLHD, exchange.buffer_NBLhD, unpacks=name)
