@@ -152,12 +152,12 @@ _ULYSSES: Final = (
     Need(_ATTENTION, _TO_HEADS),
     Need(_FROM_HEADS, _ATTENTION),
     Need(_FROM_HEADS, _MERGE),
-    *_packed(ALL_TO_ALL, *INPUTS),
+    *_packed(ALL_TO_ALL, "q", "k", "v", "dout"),
     Need(_unpacks(*OUTPUTS), _FROM_HEADS, ALL_HOPS),
 )
 _USP: Final = (
     *_RING,
-    *_packed(ALL_TO_ALL, *INPUTS),
+    *_packed(ALL_TO_ALL, "q", "k", "v", "dout"),
     Need(_ATTENTION, _TO_HEADS),
     Need(_KV, _TO_HEADS),
     Need(_FROM_HEADS, _ATTENTION, ALL_HOPS),

@@ -11,7 +11,7 @@ from cptrace.gates import CODES
 
 PROMISED = {
     "shared-stream": (), "missing-event": ("host-sync", "race"), "single-buffer": (),
-    "required-order": ("data-flow", "transfer-bound"), "late-launch": (),
+    "required-order": ("data-flow", "transfer-bound"), "late-launch": ("in-steps", "between-steps"),
     "peer-wait": ("straggler", "slow-link", "skew"), "shared-communicator": (), "queue-order": (),
     "imbalance": ("schedule", "work"), "cp-off": (), "padding": (), "graph-hidden": (),
     "low-coverage": ("unclassified", "launches", "waits"),

@@ -8,10 +8,11 @@ import pytest
 
 from cptrace.findings.late_launch import KEEPS_UP_NS
 from tests.support.diagnosed import findings, lost_time, report_of, step_before
-from tests.support.simulated_run import step_ns
+from tests.support.simulated_run import Host, step_ns
 from tests.support.simulated_schemes import Ring
 
-KEY = ("late-launch", None)
+KEY = ("late-launch", "in-steps")
+BETWEEN = ("late-launch", "between-steps")
 PAUSE_NS = 600_000
 
 
@@ -39,3 +40,20 @@ def test_a_host_that_keeps_up(tmp_path: Path, pause_ns: int) -> None:
 
 def test_a_host_that_is_blocked_is_not_slow(tmp_path: Path) -> None:
     assert KEY not in findings(report_of(Ring(blocks_host=True).hosts(), tmp_path))
+
+
+@pytest.mark.parametrize(("pause_ns", "is_found"), [(10_000, False), (400_000, True)])
+def test_a_host_that_pauses_between_steps(tmp_path: Path, pause_ns: int, is_found: bool) -> None:
+    """
+    host        launch attention  sync  [pause    ] launch attention  sync
+    stream 7      [attention     ]                    [attention     ]
+    """
+    host = Host(0)
+    for step in range(3):
+        with host.scope(f"step {step}"):
+            host.launch("flash_fwd_kernel", 1_000_000)
+            host.sync()
+        host.pause(pause_ns)
+    row = findings(report_of([host], tmp_path)).get(BETWEEN)
+    assert (row is not None) == is_found
+    assert row is None or (row["recoverable_ns"] is None and row["value"] >= 2 * pause_ns)

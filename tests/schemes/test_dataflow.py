@@ -24,17 +24,25 @@ SMALL: dict[str, Any] = {
     "compute_gflops": 0.0025, "link_gbps": 0.0032, "layers": 2, "check": False,
 }  # fmt: skip
 RUNS = tuple((scheme, size) for scheme, _ in FLOWS for size in (2, 4))
+# Options that bring ops which a plain run does not have.
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("te", {"message_dtype": "fp8", "warmup": 1}),
+    ("all_gather_sliced", {"causal": True}),
+    ("ulysses_chunked", {"kv_heads": 4}),
+)
 # What a scheme is when its limits make it another one.
 SAME_AS = {("usp", 2): "ulysses"}
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Case]:
-    """Return each run ready for diagnosis."""
+    """Return each run ready for diagnosis, those with options of their own under minus four ranks."""
     folder = tmp_path_factory.mktemp("dataflow")
     specs = [{**SMALL, "scheme": scheme, "cp_size": size} for scheme, size in RUNS]
+    specs += [{**SMALL, "scheme": scheme, "cp_size": 4, **options} for scheme, options in VARIANTS]
     run_apart("specs", json.dumps(specs), folder)
-    return {run: _case(folder / f"{number}.sqlite") for number, run in enumerate(RUNS)}
+    names = [*RUNS, *((scheme, -4) for scheme, _ in VARIANTS)]
+    return {run: _case(folder / f"{number}.sqlite") for number, run in enumerate(names)}
 
 
 def _case(path: Path) -> Case:
@@ -71,7 +79,8 @@ NEEDS = tuple(dict.fromkeys(need for _, flow in FLOWS for need in flow.needs))
 def test_every_need_is_there_in_a_run_on_four_ranks(cases: dict[tuple[str, int], Case], need: Need) -> None:
     """A line that no pair of ops has, in any scheme that states it, would be about something that does not exist."""
     having = [scheme for scheme, flow in FLOWS if need in flow.needs]
-    found = [len(bind(DataFlow((need,)), cases[scheme, 4].places).edges()[0]) for scheme in having]
+    runs = [cases[name] for name in cases if name[0] in having and abs(name[1]) == 4]
+    found = [len(bind(DataFlow((need,)), case.places).edges()[0]) for case in runs]
     assert any(found), f"{need} of {having}"
 
 
