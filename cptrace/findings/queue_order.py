@@ -23,7 +23,7 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import has_unknown_waits, is_worth
+from cptrace.findings.verdict import MAX_UNKNOWN_WAITS, has_unknown_waits, is_worth, unknown_waits_share
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -50,6 +50,13 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     prediction = case.predict(made)
     if not is_worth(case, prediction):
         return ()
+    if unknown_waits_share(case) > MAX_UNKNOWN_WAITS:
+        return NotApplicable(
+            CODE,
+            f"{unknown_waits_share(case):.0%} of the waits for events have no record in the trace, and an op that waits"
+            " for one of them looks like one that could run and did not; record again with:"
+            f" {case.scope.trace.meta.record_again}",
+        )
     rows = np.flatnonzero(_late(case))
     residual = case.causes.residual_ns[rows]
     ranks = np.unique(case.rank[rows]).tolist()

@@ -8,6 +8,9 @@ from cptrace.findings.case import MIN_SHARE, Case, Prediction
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
 from cptrace.outcome import NotApplicable
 
+MAX_UNKNOWN_WAITS: Final = 0.05
+"""Up to this share of waits without a record, what looks like no cause is believed to have none."""
+
 _MIN_KNOWN_LAUNCHES: Final = 0.95
 
 
@@ -43,6 +46,16 @@ def has_unknown_waits(case: Case) -> bool:
     return case.dependencies.n_waits_paired < case.dependencies.n_waits
 
 
+def unknown_waits_share(case: Case) -> float:
+    """Return the share of waits for events whose records the trace does not hold.
+
+    Args:
+        case: Case.
+    """
+    dependencies = case.dependencies
+    return 1 - dependencies.n_waits_paired / max(dependencies.n_waits, 1) if dependencies.n_waits else 0.0
+
+
 def lower(confidence: str) -> str:
     """Return the next lower confidence."""
     return CONFIDENCES[max(CONFIDENCES.index(confidence) - 1, 0)]
@@ -65,10 +78,12 @@ def scheme_missing(case: Case, code: str) -> NotApplicable:
 __all__ = [
     "HIGH",
     "LOW",
+    "MAX_UNKNOWN_WAITS",
     "MEDIUM",
     "confidence_of",
     "has_unknown_waits",
     "is_worth",
     "lower",
     "scheme_missing",
+    "unknown_waits_share",
 ]
