@@ -23,7 +23,7 @@ from cptrace.findings.finding import (
     op_evidence,
 )
 from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
-from cptrace.findings.verdict import is_worth
+from cptrace.findings.verdict import gain_of
 from cptrace.intervals import BoolArray
 from cptrace.replay import Changes
 
@@ -43,11 +43,8 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     speeds, attention, totals = find_speeds(case), _attention(case), _totals(case)
     mean = sum(totals.values()) / len(totals)

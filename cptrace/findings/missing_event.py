@@ -24,7 +24,7 @@ from cptrace.findings.finding import (
     ranks_text,
 )
 from cptrace.findings.rewire import Edges, behind_needed, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import confidence_of, has_unknown_waits, is_worth
+from cptrace.findings.verdict import confidence_of, gain_of, has_unknown_waits
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.recognition.places import BY_LABEL
@@ -59,11 +59,8 @@ class _Inline(NamedTuple):
 
 
 def _find_host_sync(case: Case) -> Sequence[Finding]:
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     inline = inline_syncs(case)
     inside = case.scope.is_inside[inline.following]

@@ -23,7 +23,7 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import MAX_UNKNOWN_WAITS, has_unknown_waits, is_worth, unknown_waits_share
+from cptrace.findings.verdict import MAX_UNKNOWN_WAITS, gain_of, has_unknown_waits, unknown_waits_share
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -44,11 +44,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             "on the emulated device with the paced or the real clock an op starts when its thread is woken up, which"
             " says nothing about queues; use --clock virtual",
         )
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     if unknown_waits_share(case) > MAX_UNKNOWN_WAITS:
         return NotApplicable(

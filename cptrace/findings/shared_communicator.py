@@ -19,7 +19,7 @@ from cptrace.findings.rewire import (
     needed_edges,
     stream_edges,
 )
-from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
+from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -36,11 +36,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     freed, turns = _behind_other_channel(case), _turns(case)
     resources = case.recording.resources

@@ -12,7 +12,7 @@ from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import buffer_edges, join, needed_edges, sort_edges, stream_edges
-from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
+from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -28,11 +28,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     delayed = np.flatnonzero(accidental(case))
     culprit = case.stream_before[delayed]

@@ -12,7 +12,7 @@ from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import confidence_of, is_worth, scheme_missing
+from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -36,11 +36,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    made = changes(case)
-    if made is None:
-        return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, changes(case))
+    if prediction is None:
         return ()
     waits = buffer_waits(case)
     transfers = np.unique(waits.transfer)

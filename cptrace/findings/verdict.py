@@ -7,6 +7,7 @@ from typing import Final
 from cptrace.findings.case import MIN_SHARE, Case, Prediction
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
 from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes
 
 MAX_UNKNOWN_WAITS: Final = 0.05
 """Up to this share of waits without a record, what looks like no cause is believed to have none."""
@@ -22,6 +23,19 @@ def is_worth(case: Case, prediction: Prediction) -> bool:
         prediction: What the change would give.
     """
     return prediction.recoverable_ns > MIN_SHARE * case.step_ns
+
+
+def gain_of(case: Case, made: Changes | None) -> Prediction | None:
+    """Return what a change would give; None where there is nothing to change, or too little to gain.
+
+    Args:
+        case: Case.
+        made: What is different; None for nothing.
+    """
+    if made is None:
+        return None
+    prediction = case.predict(made)
+    return prediction if is_worth(case, prediction) else None
 
 
 def confidence_of(case: Case) -> str:
@@ -81,6 +95,7 @@ __all__ = [
     "MAX_UNKNOWN_WAITS",
     "MEDIUM",
     "confidence_of",
+    "gain_of",
     "has_unknown_waits",
     "is_worth",
     "lower",
