@@ -12,8 +12,9 @@ import pandas as pd
 
 from cptrace import intervals, labels
 from cptrace.analyses.account import fraction
-from cptrace.analyses.scope import Lane, Scope, device_work_missing, group_rows, number_groups
+from cptrace.analyses.scope import Lane, Scope, device_work_missing
 from cptrace.classify import COMM, ROLES
+from cptrace.groups import group_rows, number_groups
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.peers import comm_labels

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from cptrace.analyses.breakdowns import op_sizes
-from cptrace.analyses.scope import Scope, device_work_missing, group_rows
+from cptrace.analyses.scope import Scope, device_work_missing
 from cptrace.classify import COMM
+from cptrace.groups import group_rows
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
 

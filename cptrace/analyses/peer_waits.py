@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from cptrace.analyses.scope import Scope, number_groups
+from cptrace.analyses.scope import Scope
+from cptrace.groups import number_groups
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
 

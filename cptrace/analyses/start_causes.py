@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.analyses.scope import Scope, number_groups
+from cptrace.analyses.scope import Scope
 from cptrace.classify import ATTENTION_RULES, COMM, ROLES, RULE_NAMES
 from cptrace.dependencies import Dependencies
+from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 
 STREAM_ORDER: Final = "stream-order"

@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cptrace.analyses.scope import Scope, group_rows
+from cptrace.analyses.scope import Scope
 from cptrace.classify import ROLES
+from cptrace.groups import group_rows
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.timeline import Timeline, TimelineLane, TimelineStep

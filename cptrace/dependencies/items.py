@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from cptrace.dependencies.pairs import EventPairs
+from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import Launches, call_times
 from cptrace.trace import Trace
@@ -110,13 +111,12 @@ def previous_ops(items: Items) -> tuple[Int64Array, BoolArray]:
 def _number_queues(trace: Trace, waits: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return the number of the stream of each op, each record and each wait."""
     frames = (trace.ops, trace.event_records, trace.syncs.iloc[waits])
-    code = np.zeros(sum(map(len, frames)), np.int64)
-    for name in ("process", "context", "stream"):
-        part, distinct = pd.factorize(
-            np.concatenate([frame[name].to_numpy(dtype=np.int64) for frame in frames])
-        )
-        code, _ = pd.factorize(code * max(len(distinct), 1) + part)
-    ops, records, rest = np.split(code.astype(np.int64), np.cumsum([len(frame) for frame in frames])[:-1])
+    keys = [
+        pd.factorize(np.concatenate([frame[name].to_numpy(dtype=np.int64) for frame in frames]))[0]
+        for name in ("process", "context", "stream")
+    ]
+    code, _ = number_groups(*keys)
+    ops, records, rest = np.split(code, np.cumsum([len(frame) for frame in frames])[:-1])
     return ops, records, rest
 
 

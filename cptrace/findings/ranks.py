@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.analyses.scope import number_groups
 from cptrace.classify import ATTENTION_RULES, COMPUTE, ROLES, RULE_NAMES
 from cptrace.findings.case import Case
+from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
 

@@ -19,6 +19,7 @@ LAYERS = (
     ("cptrace.units",),
     ("cptrace.requests",),
     ("cptrace.intervals",),
+    ("cptrace.groups",),
     ("cptrace.schema",),
     ("cptrace.trace",),
     ("cptrace.launches",),
