@@ -121,7 +121,7 @@ def trials(options: argparse.Namespace) -> Iterator[Trial]:
     """Yield all runs that the options ask for, those without a fault first."""
     schemes = [info.name for info in SCHEMES if info.name != "single"]
     chosen = options.schemes.split(",") if options.schemes else schemes
-    axes = itertools.product(chosen, options.cp_sizes, (False, True), (True, False), range(options.seeds))
+    axes = itertools.product(chosen, options.cp_sizes, (False, True), (True, False), options.seeds)
     for scheme, cp_size, causal, forward_only, seed in axes:
         base = RunSpec(
             scheme=scheme,
@@ -324,8 +324,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--clock", choices=("virtual", "paced"), default="virtual")
     parser.add_argument("--schemes", help="comma-separated; all by default")
     parser.add_argument("--faults", help="comma-separated; all by default")
-    parser.add_argument("--cp-sizes", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4])
-    parser.add_argument("--seeds", type=int, default=3, help="each picks sizes of its own")
+    parser.add_argument("--cp-sizes", type=_numbers, default=[2, 4])
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="each picks sizes of its own")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument(
@@ -334,6 +334,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--check", action="store_true", help="exit code 1 where a target is missed")
     return parser.parse_args(arguments)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
