@@ -13,6 +13,7 @@ from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import (
     HIGH,
     MAX_EVIDENCE,
+    MEDIUM,
     WARNING,
     Diagnosis,
     Explanation,
@@ -58,24 +59,28 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
         return ()
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
+    # Without steps nobody knows whether the host was to launch anything at all in a pause.
+    has_steps = not isinstance(case.scope.steps, NotApplicable)
+    where = "in steps" if has_steps else "in the window"
     return [
         Finding(
             code=CODE,
             form=IN_STEPS,
             severity=WARNING,
             summary=(
-                f"{len(rows)} of {len(case.steps.op)} ops in steps on {ranks_text(ranks)} could have started before"
+                f"{len(rows)} of {len(case.steps.op)} ops {where} on {ranks_text(ranks)} could have started before"
                 f" they were launched, by {format_ns(int(np.median(late_ns)))} in the median: the host is slower"
                 " than the device"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(late_ns.sum()),
             unit="ns",
-            confidence=HIGH,
+            confidence=HIGH if has_steps else MEDIUM,
             advice=(
                 "Make the host faster or give it less to do per step: capture the step in a CUDA graph or use"
                 " torch.compile(mode='reduce-overhead'), fuse small ops, move Python work (data loading, logging,"
-                " allocation) out of the launching thread, and pin the process to cores near its GPU."
+                " allocation) out of the launching thread, and pin the process to cores near its GPU. The prediction is"
+                f" for a host that needs at most {KEEPS_UP_NS // 1000} us from one launch to the next."
             ),
             recoverable_ns=prediction.recoverable_ns,
             predicted_step_ns=prediction.step_ns,
