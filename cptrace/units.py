@@ -18,18 +18,37 @@ _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_ns(duration_ns: float | None) -> str:
-    """Return a duration with about four digits in the unit that fits, or `-` where it is missing.
+    """Return a duration with three digits in the unit that fits, or `-` where it is missing.
 
     Args:
         duration_ns: Duration in nanoseconds.
     """
     if duration_ns is None:
         return "-"
-    magnitude = abs(duration_ns)
+    # What it is rounded to decides: 999.98 ms are 1.00 s, not 1,000 ms.
+    magnitude = abs(float(f"{duration_ns:.3g}"))
     unit = next((u for u in ("s", "ms", "us") if magnitude >= NS_PER_UNIT[u]), "ns")
-    value = duration_ns / NS_PER_UNIT[unit]
-    digits = 0 if unit == "ns" else max(0, 3 - len(str(int(abs(value)))))
-    return f"{value:,.{digits}f} {unit}"
+    digits = 0 if unit == "ns" else max(0, 3 - len(str(int(magnitude / NS_PER_UNIT[unit]))))
+    return f"{duration_ns / NS_PER_UNIT[unit]:,.{digits}f} {unit}"
+
+
+def format_change_ns(change_ns: float | None) -> str:
+    """Return a duration by which something changed, with its sign, or `-` where it is missing.
+
+    Args:
+        change_ns: Change in nanoseconds.
+    """
+    return ("+" if change_ns is not None and change_ns > 0 else "") + format_ns(change_ns)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 step`, `3 steps`.
+
+    Args:
+        count: How many.
+        noun: What of, one of them; its plural ends in s.
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_instant(instant_ns: int) -> str:

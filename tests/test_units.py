@@ -26,6 +26,11 @@ from cptrace.errors import UsageError
         (3_600_000_000_000, "3,600 s"),
         (-12_345, "-12.3 us"),
         (1.5, "2 ns"),
+        (999_980_000, "1.00 s"),
+        (999_500, "1.00 ms"),
+        (99_960_000, "100 ms"),
+        (9_996_000, "10.0 ms"),
+        (-999_999_999, "-1.00 s"),
     ],
 )
 def test_format_ns(ns, text):
@@ -38,6 +43,19 @@ def test_format_ns_is_short_and_true(ns):
     number, unit = units.format_ns(ns).split(" ")
     shown = float(number.replace(",", "")) * units.NS_PER_UNIT[unit]
     assert abs(shown - ns) <= abs(ns) * 0.005 + 0.5
+    if unit != "s":
+        assert abs(float(number.replace(",", ""))) < 1000
+    assert len(number.lstrip("-").replace(".", "").lstrip("0")) <= 3 or unit == "s"
+
+
+@pytest.mark.parametrize(("ns", "text"), [(None, "-"), (0, "0 ns"), (1_500, "+1.50 us"), (-7, "-7 ns")])
+def test_format_change_ns(ns, text):
+    assert units.format_change_ns(ns) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1000, "1,000 steps")])
+def test_plural(count, text):
+    assert units.plural(count, "step") == text
 
 
 @pytest.mark.parametrize(
