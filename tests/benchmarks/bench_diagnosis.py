@@ -121,13 +121,13 @@ def trials(options: argparse.Namespace) -> Iterator[Trial]:
     """Yield all runs that the options ask for, those without a fault first."""
     schemes = [info.name for info in SCHEMES if info.name != "single"]
     chosen = options.schemes.split(",") if options.schemes else schemes
-    axes = itertools.product(chosen, options.cp_sizes, (False, True), (True, False), options.seeds)
-    for scheme, cp_size, causal, forward_only, seed in axes:
+    axes = itertools.product(chosen, options.cp_sizes, options.masks, options.passes, options.seeds)
+    for scheme, cp_size, mask, passes, seed in axes:
         base = RunSpec(
             scheme=scheme,
             cp_size=cp_size,
-            causal=causal,
-            forward_only=forward_only,
+            causal=mask == "causal",
+            forward_only=passes == "forward",
             seed=seed,
             clock=options.clock,
             check=False,
@@ -326,6 +326,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--faults", help="comma-separated; all by default")
     parser.add_argument("--cp-sizes", type=_numbers, default=[2, 4])
     parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="each picks sizes of its own")
+    parser.add_argument("--masks", type=_words, default=["full", "causal"])
+    parser.add_argument("--passes", type=_words, default=["forward", "both"])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument(
@@ -338,6 +340,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
