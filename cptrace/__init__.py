@@ -44,7 +44,7 @@ _HOMES: Final = {
     "analyze": "cptrace.api",
     "compare": "cptrace.api",
     "open_trace": "cptrace.api",
-    "Report": "cptrace.report",
+    "Report": "cptrace.api",  # which knows how a notebook shows one
     "Trace": "cptrace.trace",
     "WhatIf": "cptrace.what_if",
     "WhatIfOptions": "cptrace.requests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from cptrace.findings import Case, diagnose, make_case
 from cptrace.findings.finding import importance
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
-from cptrace.report import SCHEMA, SECTIONS, Report, Row
+from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions
 from cptrace.sources import Readings, read_trace
 from cptrace.timeline import Timeline
@@ -33,6 +34,7 @@ from cptrace.units import format_ns
 
 _MAX_UNCLASSIFIED_NAMES: Final = 10
 _REPORT_HEAD_BYTES: Final = 200
+_OURS: Final = re.compile(rb'\s*\{\s*"schema"\s*:\s*"cptrace\.')
 
 
 def open_trace(path: str | os.PathLike[str], options: ReadOptions | None = None) -> Trace:
@@ -96,22 +98,28 @@ def compare(
         comparison.metrics[0]["verdict"]
     """
     options = options or CompareOptions()
-    reports = [run if isinstance(run, Report) else _open_report(Path(run), options.analyze) for run in runs]
+    saved = [run if isinstance(run, Report) else _saved_report(Path(run)) or Path(run) for run in runs]
+    reports = [run if isinstance(run, Report) else analyze(run, options.analyze) for run in saved]
+    if saved == reports and options.analyze != AnalyzeOptions():
+        raise UsageError(
+            "how to analyse (window, steps, invalid work) can be chosen for traces only, and all these runs are reports"
+            " already; analyze their traces again, or leave the choice out"
+        )
     return compare_reports(reports, options.names, options.allow_different)
 
 
-def _open_report(path: Path, options: AnalyzeOptions) -> Report:
-    """Return the report in a file, which is a report saved as JSON or a trace."""
+def _saved_report(path: Path) -> Report | None:
+    """Return the report in a file, None where it holds none: it is a trace, or refused in the words of its reader."""
     try:
         with path.open("rb") as file:
-            is_report = f'"{SCHEMA}"'.encode() in file.read(_REPORT_HEAD_BYTES)
-        text = path.read_text(encoding="utf-8") if is_report else None
-    except (OSError, UnicodeDecodeError) as error:
-        # A name that is no readable file is refused in the words of the trace reader.
-        if isinstance(error, OSError):
-            return analyze(path, options)
+            is_ours = _OURS.match(file.read(_REPORT_HEAD_BYTES)) is not None
+        return Report.from_json(path.read_text(encoding="utf-8")) if is_ours else None
+    except OSError:
+        return None
+    except UnicodeDecodeError as error:
         raise SourceError(f"cannot read {path} as a report: it is not UTF-8 ({error.reason})") from error
-    return analyze(path, options) if text is None else Report.from_json(text)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from error
 
 
 def analyze_readings(readings: Readings, options: AnalyzeOptions | None = None) -> Report:
@@ -342,3 +350,12 @@ def _plain(column: pd.Series) -> list[Any]:
         return column.tolist()
     is_missing = column.isna().tolist()
     return [None if missing else value for value, missing in zip(column.tolist(), is_missing, strict=True)]
+
+
+def _notebook_view(report: Report) -> str:
+    from cptrace.renderers import html  # here: plotly takes its time to import
+
+    return html.summary(report)
+
+
+Report.notebook_view = _notebook_view

@@ -7,6 +7,7 @@ about a change, so it is refused unless the difference is named as deliberate.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -23,6 +24,7 @@ BETTER: Final = "better"
 WORSE: Final = "worse"
 GONE, NEW, KEPT = "gone", "new", "kept"
 _EXACT_CLOCK: Final = "virtual"
+_ENDINGS: Final = re.compile(r"(\.(sqlite3?|db|nsys-rep|pt|trace|json|gz))+$")
 _Key = TypeVar("_Key", bound=tuple[str | None, ...])
 
 
@@ -173,8 +175,8 @@ def compare_reports(
 
 def _name(report: Report) -> str:
     path = str(report.inputs[0]["path"]) if report.inputs else "run"
-    stem = path.replace("\\", "/").rsplit("/", 1)[-1]
-    return stem.split(".")[0] or stem
+    file = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return _ENDINGS.sub("", file) or file
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from cptrace.errors import SourceError
+from cptrace.labels import CPU_EMULATED
 from cptrace.outcome import NotApplicable
 
 if TYPE_CHECKING:
@@ -31,6 +32,20 @@ SECTIONS: Final = (
     "findings",
 )
 
+_ACCOUNT: Final = (
+    "rank", "window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns", "idle_ns", "peer_wait_ns",
+    "comm_share", "exposed_comm_share", "overlap",
+)  # fmt: skip
+_NEEDED: Final = {
+    "inputs": ("path", "device_kind", "clock", "run"),
+    "ranks": (*_ACCOUNT, "window_basis"),
+    "steps": (*_ACCOUNT, "step"),
+    "collectives": ("kind", "name", "total_ns", "exposed_ns"),
+    "kernels": ("role", "name", "total_ns"),
+    "findings": ("code", "form", "recoverable_ns", "predicted_step_ns"),
+}
+"""What is read of the rows of a saved report."""
+
 Row = Mapping[str, Any]
 
 
@@ -44,7 +59,11 @@ class Report:
         not_applicable: Analyses that could not be made, and why.
         coverage: How much of the traces the figures rest on.
         timeline: When what ran where, for those who draw it; not in the JSON, and None unless it was asked for.
+        notebook_view: What makes the HTML that a notebook shows of a report. Those who show set it: a report does not
+            depend on them.
     """
+
+    notebook_view: ClassVar[Callable[[Report], str] | None] = None
 
     inputs: tuple[Row, ...]
     sections: Mapping[str, tuple[Row, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -75,12 +94,10 @@ class Report:
 
         return pd.DataFrame(list(self.rows(section)))
 
-    def _repr_html_(self) -> str:
-        """Return the headline, findings and accounts as HTML: what a notebook shows of a report."""
-        from importlib import import_module  # by name: a lower layer does not depend on those who show it
-
-        shown: str = import_module("cptrace.renderers.html").summary(self)
-        return shown
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows of a report, None where nothing is there to make it."""
+        view = type(self).notebook_view
+        return None if view is None else view(self)
 
     def to_json(self) -> str:
         """Return the report as JSON: the same bytes for the same input, missing values as null, one final newline."""
@@ -107,8 +124,8 @@ class Report:
             SourceError: The text is no JSON, or of another schema.
         """
         try:
-            document = json.loads(text)
-        except ValueError as error:
+            document = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"not a report: the text is no JSON ({error})") from error
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
@@ -117,13 +134,15 @@ class Report:
             )
         try:
             return cls._from_document(document)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise SourceError(
                 f"not a report: it lacks a part of {SCHEMA} ({error}); make it again with this version"
             ) from error
 
     @classmethod
     def _from_document(cls, document: Mapping[str, Any]) -> Report:
+        for section in ("inputs", *SECTIONS):
+            _check_rows(section, document.get(section, []))
         return cls(
             inputs=tuple(document["inputs"]),
             sections=MappingProxyType({section: tuple(document.get(section, ())) for section in SECTIONS}),
@@ -133,3 +152,29 @@ class Report:
             ),
             coverage=document["coverage"],
         )
+
+
+def emulation(inputs: Iterable[Row]) -> str:
+    """Return that no figure of emulated inputs is a GPU's; nothing where none of them is emulated.
+
+    Args:
+        inputs: Rows of `Report.inputs`.
+    """
+    clocks = {str(row["clock"] or "unknown") for row in inputs if row["device_kind"] == CPU_EMULATED}
+    return f"CPU emulation, {' and '.join(sorted(clocks))} clock: no figure is a GPU's" if clocks else ""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_rows(section: str, rows: Any) -> None:
+    """Check that rows of a saved report have what is read of them, and times that are numbers."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TypeError(f"{section} is no list of objects")
+    for row in rows:
+        if lacking := [name for name in _NEEDED.get(section, ()) if name not in row]:
+            raise TypeError(f"{section} has a row without {lacking[0]}")
+        for name in row:
+            if name.endswith("_ns") and not (row[name] is None or type(row[name]) in (int, float)):
+                raise TypeError(f"{section} has a row whose {name} is no number")

@@ -302,11 +302,36 @@ def test_additions_are_ignored_and_sections_may_lack(tmp_path):
         '{"schema": "cptrace.report/1"}', '{"schema": "cptrace.report/1", "inputs": 5, "not_applicable": []}',
         '{"schema": "cptrace.report/1", "inputs": [], "not_applicable": [5], "coverage": {}}',
         '{"schema": "cptrace.report/1", "inputs": [], "not_applicable": [{}], "coverage": {}}',
+        '{"schema": "cptrace.report/1", "inputs": [], "not_applicable": [], "coverage": {"x": NaN}}',
+        "[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_is_no_report_is_refused(text):
     with pytest.raises(SourceError, match="not a report"):
         Report.from_json(text)
+
+
+@pytest.mark.parametrize("section", ["inputs", "ranks", "steps", "collectives", "kernels", "findings"])
+@pytest.mark.parametrize("rows", ["x", 5, None, [5], [None], ["x"], [{}], {"a": 1}])
+def test_sections_that_are_no_rows_are_refused(section, rows, tmp_path):
+    document = {**json.loads(everything(tmp_path).to_json()), section: rows}
+    with pytest.raises(SourceError, match=f"not a report.*{section}"):
+        Report.from_json(json.dumps(document))
+
+
+def test_what_comparisons_read_is_checked(tmp_path):
+    """Take each value that is read out of a saved report, or damage it: refused, or compared without an exception."""
+    saved = json.loads(everything(tmp_path).to_json())
+    for section in ("inputs", "ranks", "steps", "collectives", "kernels", "findings"):
+        for name in saved[section][0] if saved[section] else ():
+            row = {key: value for key, value in saved[section][0].items() if key != name}
+            for damaged in (row, {**row, name: "x"} if name.endswith("_ns") else row):
+                document = {**saved, section: [damaged, *saved[section][1:]]}
+                try:
+                    report = Report.from_json(json.dumps(document))
+                except SourceError:
+                    continue
+                assert cptrace.compare([report, report]).metrics
 
 
 def test_frame_has_the_rows(tmp_path):

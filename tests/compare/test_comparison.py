@@ -10,6 +10,7 @@ import cptrace
 from cptrace.comparison import KEYS, METRICS, compare_reports
 from cptrace.errors import SourceError, UsageError
 from cptrace.report import Report
+from cptrace.requests import ScopeRequest, parse_window
 from tests.support.reports import account, finding, input_row, report_of_steps
 from tests.support.shared_traces import ROOT
 
@@ -192,6 +193,8 @@ def test_other_refusals():
 def test_names_are_short_and_distinct():
     runs = [run_of(1000, path=path) for path in ("x/a.sqlite", "y/a.sqlite", "b.json.gz")]
     assert compare_reports(runs).names == ("a#1", "a#2", "b")
+    runs = [run_of(1000, path=path) for path in ("nsys-2026.2.sqlite", "w0.17.pt.trace.json.gz", ".sqlite")]
+    assert compare_reports(runs).names == ("nsys-2026.2", "w0.17", ".sqlite")
     assert compare_reports(runs, names=["old", "new", "newer"]).names == ("old", "new", "newer")
 
 
@@ -217,8 +220,21 @@ def test_paths_reports_and_saved_reports_are_runs(tmp_path):
     with pytest.raises(SourceError, match=r"missing\.sqlite"):
         cptrace.compare([RING, tmp_path / "missing.sqlite"])
     saved.write_text('{"schema": "cptrace.report/1", "inp')
-    with pytest.raises(SourceError, match="no JSON"):
+    with pytest.raises(SourceError, match=r"base\.json: not a report.*no JSON"):
         cptrace.compare([saved, RING])
+    for other in ("cptrace.report/2", "cptrace.comparison/1"):
+        saved.write_text(f'{{\n "schema": "{other}"}}')
+        with pytest.raises(SourceError, match=rf"base\.json: not a report.*{other}"):
+            cptrace.compare([RING, saved])
+
+
+def test_how_to_analyse_is_not_ignored(tmp_path):
+    saved = tmp_path / "base.json"
+    saved.write_text(cptrace.analyze(RING).to_json())
+    options = cptrace.CompareOptions(cptrace.AnalyzeOptions(scope=ScopeRequest(window=parse_window("all"))))
+    with pytest.raises(UsageError, match="all these runs are reports already"):
+        cptrace.compare([saved, saved], options)
+    assert cptrace.compare([RING, RING], options).metrics
 
 
 def test_samples_of_different_links_need_to_be_meant():

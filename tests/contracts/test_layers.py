@@ -49,6 +49,7 @@ ONLY_IN = {
     "sqlite3": ("cptrace.sources", "cptrace.capture"),
 }
 FORBIDDEN = ("torch", "instrumented", "tests")
+BY_NAME = ("import_module", "__import__")
 SPEAKING = ("print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write")
 
 
@@ -74,6 +75,11 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in BY_NAME:
+            # By name is an import all the same.
+            names |= {
+                arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            }
     return names
 
 

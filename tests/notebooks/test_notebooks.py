@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -73,3 +75,5 @@ def test_a_report_shows_itself_without_scripts():
     assert "<script" not in shown
     assert re.search("imbalance", shown)
     assert "ring-causal-virtual.sqlite" in shown
+    code = "import cptrace; assert cptrace.Report(())._repr_html_(), 'the class alone knows how it is shown'"
+    subprocess.run([sys.executable, "-c", code], check=True)
