@@ -93,6 +93,8 @@ def analyze(
     fail_on: str | None,
 ) -> None:
     codes = () if fail_on is None else parse_codes(fail_on)
+    if codes and not findings:
+        raise UsageError("--fail-on asks for findings and --no-findings for none; leave out one of them")
     request = ScopeRequest(
         step_pattern=compile_pattern(step_range),
         window=None if window is None else parse_window(window),

@@ -70,6 +70,11 @@ def test_fail_on_knows_the_codes_before_any_file():
     check_refused(cptrace("analyze", "missing.sqlite", "--fail-on", "typo"), 2, "typo", "shared-stream")
 
 
+def test_a_gate_that_could_never_stop_is_refused():
+    done = cptrace("analyze", RING, "--no-findings", "--fail-on", "single-buffer")
+    check_refused(done, 2, "--fail-on", "--no-findings")
+
+
 @pytest.mark.parametrize("verb", ["analyze", "compare"])
 def test_pages_and_what_lies_beside_them(verb, tmp_path):
     files = (RING,) if verb == "analyze" else (RING, RING)
