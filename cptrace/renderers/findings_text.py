@@ -30,7 +30,7 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
     Args:
         report: Report to show.
         width: Columns.
-        has_details: Whether the ops that show a finding are named.
+        has_details: Whether all findings are shown in full, with the ops that show them.
     """
     schemes, rows = report.rows("schemes"), report.rows("findings")
     if not schemes and not rows:
@@ -40,11 +40,12 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
     if not rows:
         yield Text(_none_found(report))
     what = "step" if report.rows("steps") else "window"
-    for number, row in enumerate(rows[:_MAX_FULL], start=1):
+    n_full = len(rows) if has_details else _MAX_FULL
+    for number, row in enumerate(rows[:n_full], start=1):
         yield from _in_full(number, row, what, _MAX_EVIDENCE if has_details else 0)
-    if rest := rows[_MAX_FULL:]:
+    if rest := rows[n_full:]:
         yield Text("")
-        for number, row in enumerate(rest, start=_MAX_FULL + 1):
+        for number, row in enumerate(rest, start=n_full + 1):
             yield _in_one_line(number, row, what, width)
     if rows:
         yield Text(
@@ -67,8 +68,9 @@ def _schemes(rows: Sequence[Row]) -> Iterable[Text]:
 
 def _none_found(report: Report) -> str:
     """Return what was looked for and not found, and what could not be looked for."""
-    names = [name for entry in report.not_applicable for name in entry.analysis.split(", ")]
-    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0].replace("_", "-") in CODES))
+    # An analysis that a finding rests on has the finding's name, with the underscores of a section.
+    names = [name.replace("_", "-") for entry in report.not_applicable for name in entry.analysis.split(", ")]
+    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0] in CODES))
     looked = [code for code in CODES if code not in missing]
     text = f"No finding: none of {', '.join(looked)} is there, or none costs a hundredth of the step."
     return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")

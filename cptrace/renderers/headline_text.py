@@ -14,6 +14,8 @@ from cptrace.units import format_bytes, format_fraction, format_ns
 def headline(report: Report) -> Iterable[Text]:
     """Yield the step time, the communication share, the overlap and the exposed communication, medians over steps.
 
+    The time is the slowest rank's; shares and exposed time are those of all ranks together, and say so.
+
     Args:
         report: Report to show.
     """
@@ -22,12 +24,16 @@ def headline(report: Report) -> Iterable[Text]:
     n_steps = len({row["step"] for row in report.rows("steps")})
     middle = medians(report)
     what = f"step (median of {n_steps}, slowest rank)" if n_steps else "window (slowest rank)"
-    exposed = f"{format_fraction(middle['exposed_comm_share'])} ({format_ns(middle['exposed_comm_ns'])})"
+    exposed = format_fraction(middle["exposed_comm_share"])
+    # Where no share can be told, what shows is the least that there is.
+    exposed += "" if middle["exposed_comm_share"] is None else f" ({format_ns(middle['exposed_comm_ns'])})"
+    comm, overlap = format_fraction(middle["comm_share"]), format_fraction(middle["overlap"])
+    n_ranks = len(report.rows("ranks"))
     yield Text(f"\n{format_ns(middle['step_ns'])} {what}", style="bold")
-    yield Text(
-        f"comm {format_fraction(middle['comm_share'])} of it, overlap {format_fraction(middle['overlap'])} of comm,"
-        f" exposed comm {exposed}"
-    )
+    if n_ranks == 1:
+        yield Text(f"comm {comm} of it, overlap {overlap} of comm, exposed comm {exposed}")
+    else:
+        yield Text(f"mean of {n_ranks} ranks: comm {comm}, overlap {overlap} of it, exposed {exposed}")
 
 
 def peak_memory(rows: Sequence[Row]) -> Iterable[Text]:

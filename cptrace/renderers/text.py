@@ -69,6 +69,7 @@ def _screen(report: Report, width: int) -> Iterable[Any]:
 
 def _blocks(report: Report, width: int) -> Iterable[Any]:
     yield from _inputs(report)
+    yield from headline(report)
     yield from diagnosis(report, width)
     for heading, section, table in (
         ("Time of each rank", "ranks", _ranks),

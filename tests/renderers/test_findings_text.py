@@ -9,6 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from cptrace.findings.finding import Finding, importance
+from cptrace.gates import CODES
 from cptrace.outcome import NotApplicable
 from cptrace.renderers import RenderOptions
 from cptrace.renderers.text import render
@@ -88,21 +89,23 @@ def test_wrong_results_are_said_first_and_without_colour(has_details: bool) -> N
 
 def test_wrong_results_are_said_also_where_many_are_listed() -> None:
     races = [replace(RACE, form=f"race{number}") for number in range(5)]
-    text = screen(report_with(*races))
+    text = screen(report_with(*races), has_details=False)
     assert text.count("ERROR: RESULTS MAY BE WRONG") == 3
     assert text.count("ERROR no gain predicted") == 2
 
 
-def test_the_first_three_are_in_full_and_the_others_in_a_line_each() -> None:
+def test_one_screen_has_the_first_three_in_full_and_the_others_in_a_line_each() -> None:
     found = [
         replace(GAIN, code=f"code-{number}", recoverable_ns=(9 - number) * 10_000_000, summary="word " * 40)
         for number in range(6)
     ]
-    text = render(report_with(*found), RenderOptions())
+    text = render(report_with(*found), RenderOptions(has_details=False))
     assert text.count("-> Use two.") == 3
     lines = [line for line in text.split("\n") if line.startswith((" 4 code-3", " 5 code-4", " 6 code-5"))]
     assert len(lines) == 3
     assert all(cell_len(line) <= 80 and line.endswith("…") for line in lines)
+    whole = render(report_with(*found), RenderOptions(has_details=True))
+    assert whole.count("-> Use two.") == whole.count("- part 1: f") == 6
 
 
 def test_no_finding_says_what_was_looked_for_and_what_could_not_be() -> None:
@@ -113,6 +116,17 @@ def test_no_finding_says_what_was_looked_for_and_what_could_not_be() -> None:
     text = screen(report_with(missing=missing))
     assert "No finding: none of missing-event, single-buffer," in text
     assert "Could not be looked for (see Could not tell): shared-stream, missing-event (race)." in text
+
+
+@pytest.mark.parametrize("code", [code for code in CODES if code != "missing-event"])
+@pytest.mark.parametrize("sign", ["-", "_"])
+def test_no_code_is_said_to_be_looked_for_and_not_to_be(code: str, sign: str) -> None:
+    missing = (NotApplicable(code.replace("-", sign), "nothing was recorded"),)
+    looked, rest = screen(report_with(missing=missing)).split(
+        "Could not be looked for (see Could not tell): "
+    )
+    assert f" {code}" not in looked
+    assert rest.startswith(f"{code}.")
 
 
 def test_where_nothing_was_looked_for_nothing_is_said() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import cptrace
@@ -39,12 +41,31 @@ def test_the_headline_comes_first_then_findings_then_bars():
     report = report_of_steps([account(1000, 700, 400, 100)] * 3, n_ranks=2, findings=findings)
     lines = screen(report).splitlines()
     assert lines[3] == "1.00 us step (median of 3, slowest rank)"
-    assert lines[4] == "comm 40.0 % of it, overlap 25.0 % of comm, exposed comm 30.0 % (300 ns)"
+    assert lines[4] == "mean of 2 ranks: comm 40.0 %, overlap 25.0 % of it, exposed 30.0 % (300 ns)"
     places = [
         next(n for n, line in enumerate(lines) if word in line) for word in ("step (", "single-buffer", "█")
     ]
     assert places == sorted(places)
     assert "correlation id" not in "\n".join(lines)
+
+
+def test_shares_are_of_the_time_beside_them_only_where_one_rank_has_both():
+    """Ranks of 1000 and 500 ns, of which 300 and 0 are exposed: a fifth of both, three tenths of the slowest."""
+    one = report_of_steps([account(1000, 700, 400, 100)])
+    assert "comm 40.0 % of it, overlap" in screen(one)
+    fast = {**one.rows("ranks")[0], "rank": 1, **account(500, 500, 0, 0)}
+    two = replace(one, sections={**one.sections, "ranks": (*one.rows("ranks"), fast), "steps": ()})
+    text = screen(two)
+    assert "1.00 us window (slowest rank)" in text
+    assert "mean of 2 ranks: comm 26.7 %, overlap 25.0 % of it, exposed 20.0 % (150 ns)" in text
+    assert "comm 40.0 %" not in text
+
+
+@pytest.mark.parametrize("has_details", [True, False])
+def test_the_headline_is_there_and_has_no_time_where_no_share_can_be_told(has_details):
+    report = report_of_steps([account(1000, 0, 0, 0, is_hidden=True)])
+    lines = find_renderer("text").render(report, RenderOptions(has_details=has_details)).splitlines()
+    assert lines[4] == "comm n/a of it, overlap n/a of comm, exposed comm n/a"
 
 
 def test_without_device_work_there_is_no_headline():

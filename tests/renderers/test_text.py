@@ -23,13 +23,16 @@ GOLDEN = """\
 tiny.sqlite
   nsys_sqlite, 2026.2.1.210, schema 3.25.0
 
+100 us step (median of 1, slowest rank)
+comm 40.0 % of it, overlap 50.0 % of comm, exposed comm 20.0 % (20.0 us)
+
 Findings
 scheme: not recognised: no known pattern fits 80% of 1 calls; typically 1
 attention + 1 send_recv
-No finding: none of missing-event, late-launch, peer-wait, queue-order,
-imbalance, cp-off, padding, graph-hidden, low-coverage is there, or none costs a
-hundredth of the step. Could not be looked for (see Could not tell):
-shared-stream, single-buffer, shared-communicator, required-order.
+No finding: none of missing-event, late-launch, queue-order, imbalance, cp-off,
+padding, graph-hidden, low-coverage is there, or none costs a hundredth of the
+step. Could not be looked for (see Could not tell): peer-wait, shared-stream,
+single-buffer, shared-communicator, required-order.
 
 Time of each rank
  rank  window  compute     comm  overlap  exposed comm  copy, other     idle

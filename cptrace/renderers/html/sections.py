@@ -75,7 +75,9 @@ def headline(report: Report) -> str:
     cards = [card("step time" if n_steps else "window", format_ns(middle["step_ns"]), note)]
     for key, title in (("comm_share", "communication share"), ("overlap", "overlap")):
         cards.append(card(title, format_fraction(middle[key]), _EXPLAINED[key]))
-    exposed = f"{format_ns(middle['exposed_comm_ns'])}, {_EXPLAINED['exposed_comm_share']}"
+    # Where no share can be told, what shows is the least that there is.
+    least = "" if middle["exposed_comm_share"] is None else f"{format_ns(middle['exposed_comm_ns'])}, "
+    exposed = f"{least}{_EXPLAINED['exposed_comm_share']}"
     cards.append(card("exposed communication", format_fraction(middle["exposed_comm_share"]), exposed))
     if rows := by_gain(report.rows("findings")):
         cards.append(
