@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cptrace.capture.launcher import module_command
 from cptrace.capture.nsys_capture import nvtx_version
 from cptrace.capture.nsys_command import ask, find_nsys, lost_ranges, nsys_command
 from cptrace.errors import CptraceError
@@ -76,7 +77,7 @@ def torch_facts(module: str = "instrumented.doctor", limit_s: float = _ANSWER_S)
         return {}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module],
+            module_command(module),
             capture_output=True,
             text=True,
             errors="replace",

@@ -110,7 +110,19 @@ def child_command(spec: RunSpec, output: Path) -> list[str]:
         spec: What to run.
         output: Where its own report goes.
     """
-    return [sys.executable, "-m", _MODULE, "--spec", spec.to_json(), "--output", str(output)]
+    return [*module_command(_MODULE), "--spec", spec.to_json(), "--output", str(output)]
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that runs a module in a Python of its own, whatever the folder of the user holds.
+
+    Python looks for modules in the current folder first, unless told not to: a `random.py` or `cptrace/` there
+    would take the place of what a run needs.
+
+    Args:
+        module: Name of the module.
+    """
+    return [sys.executable, "-P", "-m", module]
 
 
 def _require_packages() -> None:

@@ -18,6 +18,7 @@ import pytest
 from cptrace.capture import launcher
 from cptrace.capture.launcher import RunInterrupted, RunOutcome
 from cptrace.capture.run_spec import RunSpec
+from cptrace.doctor import torch_facts
 from cptrace.errors import RunError, UsageError
 
 SMALL = RunSpec(cp_size=2, seq_len=64, heads=2, kv_heads=2, head_dim=8, steps=1, warmup=0, clock="virtual")
@@ -53,6 +54,23 @@ def test_a_run_writes_its_report_and_passes(outcome: tuple[RunOutcome, list[str]
     assert done.failed_parity == []
     assert done.metadata["scheme"] == "ring"
     assert len(done.metadata["checks"]["parity"]) == 2 * 4
+
+
+@pytest.fixture
+def hostile_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, whose files have the names of modules that a run needs."""
+    for name in ("cptrace", "instrumented"):
+        (tmp_path / name).mkdir()
+    for name in ("cptrace/__init__", "random", "torch", "profile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user, not the module')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_the_users_folder_holds_takes_no_module_s_place(hostile_folder: Path) -> None:
+    done = launcher.run(SMALL, hostile_folder / "report.sqlite")
+    assert done.has_passed
+    assert "error" not in torch_facts()
 
 
 def test_a_run_says_what_it_does(outcome: tuple[RunOutcome, list[str]]) -> None:
