@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from cptrace.capture.run_spec import RunSpec
+from instrumented.problem import make_generator
 
 WEIGHT_NAMES: Final = ("norms", "qkv", "proj", "gate_up", "down")
 
@@ -125,7 +126,7 @@ def part_of(name: str, whole: Tensor, sizes: BlockSizes, tp_size: int, tp_rank: 
 
 def make_weights(sizes: BlockSizes, seed: int, layer: int, data_type: torch.dtype) -> BlockWeights:
     """Return a block's whole weights, the same on every rank: normal, drawn in fp64, scaled to keep variances."""
-    generator = _generator(seed, layer)
+    generator = make_generator(seed, layer)
     norms, *products = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in sizes.shapes
     )
@@ -137,10 +138,6 @@ def make_tokens(
     shape: Sequence[int], seed: int, n_layers: int, data_type: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return what the first block gets and what the last one should put out: whole, standard normal, BSE each."""
-    generator = _generator(seed, n_layers)
+    generator = make_generator(seed, n_layers)
     x_BSE, target_BSE = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     return x_BSE.to(data_type), target_BSE.to(data_type)
-
-
-def _generator(seed: int, number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + number)

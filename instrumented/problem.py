@@ -130,12 +130,17 @@ class Inputs:
 
 def make_inputs(problem: Problem, seed: int, layer: int) -> Inputs:
     """Return a layer's whole inputs, the same on every rank: standard normal, drawn in fp64."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
+    generator = make_generator(seed, layer)
     q_shape = (BATCH, problem.seq_len, problem.heads, problem.head_dim)
     kv_shape = (BATCH, problem.seq_len, problem.kv_heads, problem.head_dim)
     shapes = (q_shape, kv_shape, kv_shape, q_shape)
     tensors = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return Inputs(*(tensor.to(problem.data_type) for tensor in tensors))
+
+
+def make_generator(seed: int, number: int) -> torch.Generator:
+    """Return the generator of one layer's numbers: of any seed that a run takes, within the 63 bits of torch's."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from cptrace.capture.run_spec import RunSpec
 from instrumented import oracle
 from instrumented.checks import ParityRow, parity_rows, running_max_json
 from instrumented.layout import contiguous
+from instrumented.model_weights import BlockSizes, make_weights
 from instrumented.oracle import Results, dense_attention, one_kernel_attention
 from instrumented.problem import Problem, make_inputs
 from instrumented.softmax import RunningMaxMonitor
@@ -52,6 +53,16 @@ def test_inputs_are_the_same_on_every_rank_and_differ_by_layer_and_seed() -> Non
     assert not torch.equal(first.q_BSHD, make_inputs(small, seed=3, layer=1).q_BSHD)
     assert not torch.equal(first.q_BSHD, make_inputs(small, seed=4, layer=0).q_BSHD)
     assert not torch.equal(first.k_BSGD, first.v_BSGD)
+
+
+@pytest.mark.parametrize("seed", [2**40, 2**63 - 1])
+def test_any_seed_that_a_run_takes_gives_inputs_and_weights_of_its_own(seed: int) -> None:
+    RunSpec(seed=seed).validate()
+    inputs = [make_inputs(problem(), seed=each, layer=1).q_BSHD for each in (seed, seed - 1)]
+    sizes = BlockSizes(hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16)
+    weights = [make_weights(sizes, each, 1, torch.float32).qkv_EY for each in (seed, seed - 1)]
+    for first, second in (inputs, weights):
+        assert not torch.equal(first, second)
 
 
 def rows_with(change: object) -> list[ParityRow]:
