@@ -63,7 +63,7 @@ _MOST: Final = {
     "steps": 10_000,
     "warmup": 10_000,
     "seed": 2**63 - 1,
-    "link_latency_us": 1e9,
+    "link_latency_us": 1_000_000_000,
 }
 MODEL_OPTIONS: Final = ("hidden", "ffn", "tp_size")
 _LEAST_REAL: Final = {"link_gbps": 1e-6, "compute_gflops": 1e-6, "memory_gbytes_per_s": 1e-6}
@@ -182,9 +182,10 @@ class RunSpec:
 
     @property
     def fits_without_padding(self) -> tuple[int, ...]:
-        """The other numbers of ranks over which the sequence divides without padding, up to 64."""
-        sizes = range(find_scheme(self.scheme).min_cp_size, min(self.seq_len, _MOST_SIZES) + 1)
-        return tuple(n for n in sizes if self.seq_len % replace(self, cp_size=n).padding_multiple == 0)
+        """The numbers of ranks that a run may have and over which the sequence divides without padding, up to 64."""
+        sizes = range(1, min(self.seq_len, _MOST_SIZES) + 1)
+        others = (replace(self, cp_size=n) for n in sizes)
+        return tuple(it.cp_size for it in others if it._can_be_meant and it.padded_len == it.seq_len)
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -237,12 +238,12 @@ class RunSpec:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: must be greater than 0 and finite")
         for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be finite and not negative")
+                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at least 0 and finite")
 
     def _validate_bounds(self) -> None:
         for name, most in _MOST.items():
             if getattr(self, name) > most:
-                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at most {most:g}")
+                raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at most {most}")
         for name, least in _LEAST_REAL.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{_option(name)} {getattr(self, name)}: must be at least {least:g}")
@@ -334,6 +335,14 @@ class RunSpec:
                 "--message-dtype fp8 --warmup 0: the scores that decide about fp8 are measured in the step before; "
                 "use --warmup 1"
             )
+
+    @property
+    def _can_be_meant(self) -> bool:
+        try:
+            self.validate()
+        except UsageError:
+            return False
+        return True
 
     @property
     def _unpadded_shape(self) -> AttentionShape:

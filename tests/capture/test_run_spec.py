@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cptrace.capture.run_spec import CLOCKS, ELEMENT_BYTES, RunSpec
 from cptrace.errors import UsageError
+from cptrace.schemes import SCHEMES
 
 DEFAULT = RunSpec()
 
@@ -58,11 +59,11 @@ def test_json_of_another_shape_is_refused(text: str, message: str) -> None:
         ({"cp_size": 1}, "--cp-size 1: scheme ring needs at least 2 ranks"),
         ({"cp_size": 0}, "--cp-size 0: must be at least 1"),
         ({"steps": 0}, "--steps 0: must be at least 1"),
-        ({"warmup": -1}, "--warmup -1: must be finite and not negative"),
+        ({"warmup": -1}, "--warmup -1: must be at least 0 and finite"),
         ({"link_gbps": 0.0}, "--link-gbps 0.0: must be greater than 0"),
         ({"link_gbps": math.nan}, "--link-gbps nan: must be greater than 0"),
         ({"compute_gflops": math.inf}, "--compute-gflops inf: must be greater than 0 and finite"),
-        ({"link_latency_us": -1.0}, "--link-latency-us -1.0: must be finite and not negative"),
+        ({"link_latency_us": -1.0}, "--link-latency-us -1.0: must be at least 0 and finite"),
         ({"dtype": "fp8"}, "--dtype fp8: choose one of fp32, bf16, fp16, fp64"),
         ({"clock": "sundial"}, "--clock sundial: choose one of paced, real, virtual"),
         ({"heads": 6, "kv_heads": 4}, "--kv-heads 4 does not divide --heads 6; choose one of 1, 2, 3, 6"),
@@ -105,6 +106,25 @@ def test_options_that_cannot_be_meant_are_refused_with_advice(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         replace(DEFAULT, **change).validate()
+
+
+@pytest.mark.parametrize("name", ["seed", "seq_len", "link_latency_us"])
+def test_a_limit_that_a_message_names_is_taken_as_it_stands_there(name: str) -> None:
+    with pytest.raises(UsageError, match="must be at most") as refused:
+        replace(DEFAULT, **{name: 2**80}).validate()
+    replace(DEFAULT, **{name: int(str(refused.value).rpartition(" ")[2])}).validate()
+
+
+@pytest.mark.parametrize("scheme", [scheme.name for scheme in SCHEMES if scheme.min_cp_size > 1])
+@pytest.mark.parametrize("seq_len", [30, 37, 48])
+def test_advised_numbers_of_ranks_can_be_meant_and_need_no_padding(scheme: str, seq_len: int) -> None:
+    advised = replace(DEFAULT, scheme=scheme, seq_len=seq_len, heads=12, kv_heads=6)
+    for n_ranks in advised.fits_without_padding:
+        other = replace(advised, cp_size=n_ranks)
+        other.validate()
+        assert other.padded_len == seq_len
+    if seq_len == 48:
+        assert advised.fits_without_padding
 
 
 def test_the_default_can_be_meant() -> None:
