@@ -44,6 +44,7 @@ _AXIS: Final = {
 }
 _MAX_SERIES: Final = 8
 _MAX_LABEL: Final = 60
+_MAX_NOTE: Final = 120
 _ROW_PX: Final = 30
 _PLAIN_HEIGHT: Final = 340
 
@@ -302,11 +303,12 @@ def comparison(metrics: pd.DataFrame, unit: str = "ns") -> go.Figure:
     return _finish(figure, "milliseconds" if unit == "ns" else "%", "", is_list=True)
 
 
-def overview(drawn: Sequence[tuple[str, go.Figure]]) -> go.Figure:
+def overview(drawn: Sequence[tuple[str, go.Figure]], note: str = "") -> go.Figure:
     """Return several figures below each other, as one.
 
     Args:
         drawn: Title and figure of each, at least one, all with ordinary axes and bars put together in one way.
+        note: What to say above all of them.
     """
     heights = [float(figure.layout.height or _PLAIN_HEIGHT) for _, figure in drawn]
     whole = make_subplots(
@@ -324,6 +326,11 @@ def overview(drawn: Sequence[tuple[str, go.Figure]]) -> go.Figure:
     whole.update_layout(barmode=drawn[0][1].layout.barmode, height=sum(heights) + 80)
     whole.update_layout(template="none", paper_bgcolor="#ffffff", plot_bgcolor="#ffffff")
     whole.update_layout(margin={"l": 90, "r": 24, "t": 60, "b": 60}, bargap=0.3, showlegend=True)
+    if note:
+        whole.update_layout(
+            title={"text": f"<b>{plain(note, _MAX_NOTE)}</b>", "font": {"size": 15, "color": "#8a3b00"}}
+        )
+        whole.update_layout(margin_t=90)
     # Each figure keeps its own legend beside it: one for all would mix parts, ranks and roles.
     for row in range(1, len(drawn) + 1):
         key = "legend" if row == 1 else f"legend{row}"
@@ -335,14 +342,15 @@ def overview(drawn: Sequence[tuple[str, go.Figure]]) -> go.Figure:
     return whole
 
 
-def plain(text: object) -> str:
+def plain(text: object, longest: int = _MAX_LABEL) -> str:
     """Return a text that plotly shows as it is: cut, printable, and no markup, whatever a trace calls things.
 
     Args:
         text: Text to show.
+        longest: How many characters of it to show.
     """
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
-    shown = shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 1] + "…"
+    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

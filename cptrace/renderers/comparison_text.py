@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -9,8 +10,8 @@ from typing import Final
 from cptrace.comparison import GONE, METRICS, Comparison
 from cptrace.noise import NO_DIFFERENCE, UNKNOWN
 from cptrace.renderers.base import RenderOptions
-from cptrace.report import Row
-from cptrace.units import format_fraction, format_ns
+from cptrace.report import Row, emulation
+from cptrace.units import format_change_ns, format_fraction, format_ns, plural
 
 _MAX_ROWS: Final = 8
 _MIN_NAME: Final = 16
@@ -25,7 +26,7 @@ def render(comparison: Comparison, options: RenderOptions) -> str:
         comparison: Runs side by side.
         options: Width; colour is not used.
     """
-    lines = [*_header(comparison)]
+    lines = [part for line in _header(comparison) for part in _wrapped(line, options.width)]
     for run in range(1, len(comparison.names)):
         lines += ["", *_run(comparison, run, options.width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -35,15 +36,38 @@ def _header(comparison: Comparison) -> Iterable[str]:
     for number, (name, inputs) in enumerate(zip(comparison.names, comparison.inputs, strict=True)):
         n_steps = comparison.n_steps[number]
         paths = ", ".join(clean(row["path"]) for row in inputs)
-        how = f"{n_steps} steps" if n_steps else "no steps: its whole window"
+        how = plural(n_steps, "step") if n_steps else "no steps: its whole window"
         yield f"{'baseline' if not number else f'run {number}':9} {clean(name)}  ({paths}; {how})"
     for row in comparison.different:
         yield f"deliberately different: {row['key']} = {', '.join(map(str, row['values']))}"
+    for said in emulated(comparison):
+        yield said[:1].upper() + said[1:]
+
+
+def emulated(comparison: Comparison) -> list[str]:
+    """Return that the figures of emulated runs are no GPU's: of all runs at once, or of those it is true of.
+
+    Args:
+        comparison: Runs side by side.
+    """
+    said: dict[str, list[str]] = {}
+    for name, inputs in zip(comparison.names, comparison.inputs, strict=True):
+        said.setdefault(emulation(inputs), []).append(clean(name))
+    return [
+        sentence if len(names) == len(comparison.names) else f"{', '.join(names)}: {sentence}"
+        for sentence, names in said.items()
+        if sentence
+    ]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Return a line as lines that fit; a word longer than one, such as a path, stays whole."""
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _run(comparison: Comparison, run: int, width: int) -> Iterable[str]:
     baseline, name = clean(comparison.names[0]), clean(comparison.names[run])
-    yield f"{name} against {baseline}: {headline(comparison, run)}"
+    yield from _wrapped(f"{name} against {baseline}: {headline(comparison, run)}", width)
     yield ""
     yield from _table(
         ("", "baseline", "this", "change", "", "noise", "verdict"),
@@ -151,7 +175,7 @@ def format_change(row: Row) -> str:
     return (
         f"{100 * row['relative_change']:+.1f} %"
         if row["relative_change"] is not None
-        else f"{row['change']:+,.0f} ns"
+        else format_change_ns(row["change"])
     )
 
 
@@ -197,13 +221,12 @@ def work_cells(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
         row: Row of `Comparison.collectives` or `Comparison.kernels`.
         columns: Its kind or role, and its name.
     """
-    change = row["total_change_ns"]
     return (
         clean(row[columns[1]]),
         clean(row[columns[0]]),
         format_ns(row["baseline_total_ns"]),
         format_ns(row["total_ns"]),
-        ("+" if change > 0 else "") + format_ns(change),
+        format_change_ns(row["total_change_ns"]),
     )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from cptrace import figures, tidy
 from cptrace.comparison import Comparison
 from cptrace.errors import RenderError
-from cptrace.report import Report
+from cptrace.renderers import comparison_text as words
+from cptrace.report import Report, emulation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ def render(report: Report, image_format: str) -> bytes:
         ("Why operations started when they did", tidy.start_causes(report), figures.start_causes),
         ("Overlap per step", tidy.step_overlap(report), figures.step_overlap),
     )
-    return _draw(charts, image_format)
+    return _draw(charts, image_format, emulation(report.inputs))
 
 
 def render_comparison(comparison: Comparison, image_format: str) -> bytes:
@@ -57,14 +58,14 @@ def render_comparison(comparison: Comparison, image_format: str) -> bytes:
         (title, frame[frame["unit"] == unit], lambda rows, unit=unit: figures.comparison(rows, unit))
         for unit, title in (("ns", "Times per step"), ("fraction", "Shares"))
     ]
-    return _draw(charts, image_format)
+    return _draw(charts, image_format, "; ".join(words.emulated(comparison)))
 
 
-def _draw(charts: Sequence[tuple[str, pd.DataFrame, Any]], image_format: str) -> bytes:
+def _draw(charts: Sequence[tuple[str, pd.DataFrame, Any]], image_format: str, note: str) -> bytes:
     drawn = [(title, make(frame)) for title, frame, make in charts if not frame.empty]
     if not drawn:
         raise RenderError("there is nothing to draw: no rank did any device work; --format text says why")
-    figure = figures.overview(drawn)
+    figure = figures.overview(drawn, note)
     options = {
         "format": image_format, "width": _WIDTH_PX, "height": int(figure.layout.height), "scale": _SCALE[image_format]
     }  # fmt: skip
@@ -83,6 +84,8 @@ def _with_browser(figure: Any, options: dict[str, Any]) -> bytes:
     path = find_browser()
     if path is None:
         raise RenderError(f"cannot draw a picture: it needs Chromium or Chrome, which was not found; {_HOW}")
+    if shutil.which(path) is None:
+        raise RenderError(f"cannot draw a picture: BROWSER_PATH names {path}, which is no program; {_HOW}")
     try:
         picture: bytes = kaleido.calc_fig_sync(figure, opts=options, kopts={"path": path})
     except (BrowserFailedError, BrowserClosedError, ChannelClosedError, TimeoutError) as error:

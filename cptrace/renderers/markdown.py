@@ -54,6 +54,8 @@ def render_comparison(comparison: Comparison, _options: RenderOptions) -> str:
         names = f"{text(comparison.names[run])} against {text(comparison.names[0])}"
         lines.append(f"**{names}**: {text(words.headline(comparison, run))}")
         lines.append("")
+    for said in words.emulated(comparison):
+        lines += [f"**{text(said)}**", ""]
     for row in comparison.different:
         lines += [
             f"Deliberately different: {text(row['key'])} = {text(', '.join(map(str, row['values'])))}",

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from cptrace import figures
+from cptrace import figures, tidy
 from cptrace.comparison import compare_reports
 from cptrace.errors import RenderError
 from cptrace.renderers import COMPARISON_RENDERERS, RENDERERS, images
@@ -57,6 +57,29 @@ def test_without_a_browser(monkeypatch, tmp_path):
     assert not (tmp_path / "r.png").exists()
 
 
+@pytest.mark.parametrize("path", ["/nowhere/chrome", "/bin/true", "/etc/passwd"])
+def test_what_is_no_browser_is_refused(path, monkeypatch, tmp_path):
+    pytest.importorskip("kaleido", reason="needs kaleido (in the extra dev)")
+    monkeypatch.setenv("BROWSER_PATH", path)
+    done = cptrace("analyze", RING, "--format", "png", "-o", tmp_path / "r.png")
+    check_refused(done, 5, "cannot draw a picture", path, "BROWSER_PATH")
+
+
+def test_a_picture_says_that_it_is_no_gpus():
+    drawn = [
+        (
+            "a",
+            figures.findings(
+                tidy.findings(report_of_steps([account(10, 10, 0, 0)], findings=(finding("x"),)))
+            ),
+        )
+    ]
+    assert "no figure is a GPU" in str(
+        figures.overview(drawn, "CPU emulation: no figure is a GPU's").layout.title.text
+    )
+    assert figures.overview(drawn).layout.title.text is None
+
+
 def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "kaleido", None)
     done = cptrace("analyze", RING, "--format", "svg", "-o", tmp_path / "r.svg")
@@ -75,8 +98,6 @@ def test_nothing_to_draw():
 
 def test_figures_below_each_other_keep_their_legends():
     report = report_of_steps([account(100, 80, 40, 30)], n_ranks=2, findings=(finding("single-buffer"),))
-    from cptrace import tidy
-
     parts = [
         ("a", figures.rank_bars(tidy.rank_parts(report))),
         ("b", figures.findings(tidy.findings(report))),

@@ -9,7 +9,7 @@ from cptrace.comparison import Comparison
 from cptrace.renderers import comparison_text as words
 from cptrace.renderers.html.markup import name, section, table, text
 from cptrace.report import Row
-from cptrace.units import format_ns
+from cptrace.units import plural
 
 _MAX_ROWS: Final = 20
 
@@ -23,14 +23,15 @@ def header(comparison: Comparison) -> str:
     runs = "".join(
         f"<li>{'baseline' if not number else f'run {number}'}: <strong>{text(title)}</strong>"
         f" <span class='muted'>{text(', '.join(str(row['path']) for row in inputs))};"
-        f" {comparison.n_steps[number] or 'no'} steps</span></li>"
+        f" {plural(comparison.n_steps[number], 'step') if comparison.n_steps[number] else 'no steps'}</span></li>"
         for number, (title, inputs) in enumerate(zip(comparison.names, comparison.inputs, strict=True))
     )
     different = "".join(
         f'<p class="banner">Deliberately different: {text(row["key"])} = {text(", ".join(map(str, row["values"])))}</p>'
         for row in comparison.different
     )
-    return f"<header><h1>What differs between runs</h1><ul>{runs}</ul>{different}</header>\n"
+    emulated = "".join(f'<p class="banner">{text(said)}</p>' for said in words.emulated(comparison))
+    return f"<header><h1>What differs between runs</h1><ul>{runs}</ul>{emulated}{different}</header>\n"
 
 
 def runs(comparison: Comparison) -> Iterable[str]:
@@ -75,5 +76,4 @@ def _work(comparison: Comparison, run: int, part: str, kind: str, title: str) ->
 
 
 def _work_cells(row: Row, kind: str) -> list[str]:
-    times = [format_ns(row[field]) for field in ("baseline_total_ns", "total_ns", "total_change_ns")]
-    return [name(row["name"]), text(row[kind]), *times]
+    return [name(row["name"]), text(row[kind]), *words.work_cells(row, (kind, "name"))[2:]]
