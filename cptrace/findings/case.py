@@ -131,6 +131,16 @@ class Case:
         """Which ops communicate."""
         return np.asarray(self.ops["role"].cat.codes.to_numpy() == ROLES.index(COMM))
 
+    def is_measured(self, rows: Int64Array) -> BoolArray:
+        """Return which ops are in the account: in a step, or in the window where there are none.
+
+        What is said of a run is said of these; a replay changes the others too, such as those of a warm-up.
+
+        Args:
+            rows: Rows of ops, int64 of shape (M,).
+        """
+        return np.isin(rows, self.steps.op)
+
     @property
     def is_exact(self) -> bool:
         """Whether residuals are those of a device: an emulated one's are the threads' of a busy machine."""

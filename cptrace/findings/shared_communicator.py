@@ -43,6 +43,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     resources = case.recording.resources
     delayed = np.concatenate((np.flatnonzero(freed), resources.consumer[turns]))
     culprit = np.concatenate((case.stream_before[np.flatnonzero(freed)], resources.producer[turns]))
+    is_measured = case.is_measured(delayed)
+    delayed, culprit = delayed[is_measured], culprit[is_measured]
     ranks = np.unique(case.rank[delayed]).tolist()
     return [
         Finding(

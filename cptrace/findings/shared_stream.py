@@ -32,6 +32,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     if prediction is None:
         return ()
     delayed = np.flatnonzero(accidental(case))
+    delayed = delayed[case.is_measured(delayed)]
     culprit = case.stream_before[delayed]
     transfers = np.unique(np.where(case.is_comm[delayed], delayed, culprit))
     exposed = case.exposed_ns[np.where(case.is_comm[delayed], delayed, culprit)]

@@ -40,6 +40,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     if prediction is None:
         return ()
     waits = buffer_waits(case)
+    waits = _Waits(*(rows[case.is_measured(waits.transfer)] for rows in waits))
     transfers = np.unique(waits.transfer)
     ranks = np.unique(case.rank[transfers]).tolist()
     return [
