@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cptrace.cli.output import write_output
+from cptrace.cli.output import fit_lines, terminal_width, write_output
 from cptrace.cli.settings import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ def doctor(output_format: str) -> None:
     from cptrace.doctor import examine
 
     findings = examine()
-    text = json.dumps(to_json(findings), indent=2) + "\n" if output_format == "json" else describe(findings)
+    text = (
+        json.dumps(to_json(findings), indent=2) + "\n"
+        if output_format == "json"
+        else describe(findings, terminal_width())
+    )
     write_output(text, None)
 
 
@@ -44,12 +48,18 @@ def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]}
 
 
-def describe(findings: Sequence[Finding]) -> str:
-    """Return findings for people: what is there in a line, what lacks with its cost and its mend."""
-    width = max(len(finding.name) for finding in findings)
+def describe(findings: Sequence[Finding], width: int) -> str:
+    """Return findings for people: what is there in a line, what lacks with its cost and its mend.
+
+    Args:
+        findings: What was found.
+        width: Columns to write for.
+    """
+    name_width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
-        lines.append(f"{finding.state:<8}{finding.name:<{width}}  {finding.found}")
-        lines += [f"{'':{width + 10}}costs: {finding.cost}"] if finding.cost else []
-        lines += [f"{'':{width + 10}}mend:  {finding.mend}"] if finding.mend else []
+        head = f"{finding.state:<8}{finding.name:<{name_width}}  {finding.found}"
+        lines.append(fit_lines(head, width, hang=name_width + 10))
+        details = (("costs:", finding.cost), ("mend:", finding.mend))
+        lines += [fit_lines(f"        {name:<7}{text}", width, hang=7) for name, text in details if text]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ import click
 from cptrace.errors import RenderError
 
 _PLAIN_WIDTH: Final = 80
+_LEAST_WIDTH: Final = 40  # below this, folded text is harder to read than what a terminal makes of it
 
 
 def check_output(output: Path | None, *, force: bool, inputs: Iterable[Path] = ()) -> None:
@@ -111,6 +113,22 @@ def terminal_width() -> int:
     if not _is_terminal() and "COLUMNS" not in os.environ:
         return _PLAIN_WIDTH
     return shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
+
+
+def fit_lines(text: str, width: int, hang: int = 4) -> str:
+    """Return a text whose lines are folded where they are longer than `width`; words stay whole.
+
+    Args:
+        text: Lines with any indentation.
+        width: Columns.
+        hang: Columns by which the rest of a folded line is further in than its begin.
+    """
+    return "\n".join(_fold(line, max(width, _LEAST_WIDTH), hang) for line in text.split("\n"))
+
+
+def _fold(line: str, width: int, hang: int) -> str:
+    rest = " " * (len(line) - len(line.lstrip(" ")) + hang)
+    return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
 def has_color() -> bool:

@@ -24,7 +24,7 @@ from cptrace.capture.presets import PRESETS, find_preset
 from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
 from cptrace.capture.profilers import NAMES as PROFILER_NAMES
 from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, VIRTUAL, RunSpec
-from cptrace.cli.output import check_output
+from cptrace.cli.output import check_output, fit_lines, terminal_width
 from cptrace.cli.run_output import (
     DEFAULT_NAME,
     choose_output,
@@ -42,8 +42,10 @@ from cptrace.schemes.transformer import FFN_MULTIPLE, LLAMA, MODELS, default_ffn
 
 _DEFAULTS: Final = RunSpec()
 _PROGRESS_WIDTH: Final = 60
+_HELP_WIDTH: Final = 78  # click indents by two
 _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n".join(
-    f"  {fault.usage:<20}{fault.expected}\n    {fault.summary}" for fault in FAULTS
+    fit_lines(f"  {fault.usage:<20}{fault.expected}\n    {fault.summary}", _HELP_WIDTH, hang=0)
+    for fault in FAULTS
 )
 
 
@@ -262,7 +264,8 @@ def run(
     if output_format == "json":
         click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))
     else:
-        click.echo(describe_outcome(outcome, device.reason, has_impl_check=impl_check))
+        text = describe_outcome(outcome, device.reason, has_impl_check=impl_check)
+        click.echo(fit_lines(text, terminal_width()) + f"\nReport: {path}")
         _show_analysis(path)
     _require_passed(outcome)
 

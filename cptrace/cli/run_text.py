@@ -11,12 +11,13 @@ from cptrace.faults import find_fault, has_undefined_results, parse_fault
 from cptrace.labels import CUDA, LOCAL_D2D
 from cptrace.schemes import HEADS
 from cptrace.schemes.transformer import ATTENTION
+from cptrace.units import plural
 
 
 def describe_outcome(
     outcome: RunOutcome, device_reason: str | None = None, *, has_impl_check: bool = False
 ) -> str:
-    """Return what ran, how exact it was, and where the report is.
+    """Return what ran and how exact it was.
 
     Args:
         outcome: The finished run.
@@ -35,7 +36,7 @@ def describe_outcome(
     fp8 = run_of["checks"]["fp8_messages"]
     parts += [_describe_fp8(fp8)] if fp8 is not None else []
     parts += [_describe_grad_norm(run_of["checks"]["grad_norm"]), _describe_loss(run_of["checks"]["loss"])]
-    return "\n".join([*parts, f"Report: {outcome.report}"])
+    return "\n".join(parts)
 
 
 def _describe_run(run_of: Mapping[str, Any]) -> str:
@@ -44,20 +45,21 @@ def _describe_run(run_of: Mapping[str, Any]) -> str:
         f" ({run_of['kv_heads']} for K and V)" if run_of["kv_heads"] != run_of["heads"] else ""
     )
     return (
-        f"Ran {_what(run_of)}, {' + '.join(run_of['passes'])}, on {_ranks(run_of)}. {_describe_device(run_of)}\n"
+        f"Ran {_what(run_of)}, {' + '.join(run_of['passes'])}, on {_ranks(run_of)}.\n"
+        f"  {_describe_device(run_of)}\n"
         f"  {run_of['seq_len']} tokens ({_tokens_per_rank(run_of)} per rank), {heads} of "
-        f"{run_of['head_dim']}, {run_of['layers']} layer(s), {run_of['dtype']}, {mask} attention, "
-        f"{run_of['steps']} step(s) after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
+        f"{run_of['head_dim']}, {plural(run_of['layers'], 'layer')}, {run_of['dtype']}, {mask} attention\n"
+        f"  {plural(run_of['steps'], 'step')} after {run_of['warmup']} warm-up\n" + _describe_model(run_of)
     )
 
 
 def _describe_device(run_of: Mapping[str, Any]) -> str:
     """Return whose times the figures are, and what the data crossed."""
     if run_of["device_kind"] != CUDA:
-        return f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's."
+        return f"CPU emulation, {run_of['clock']} clock: {_whose_times(run_of)}, not a GPU's"
     if run_of["transport"] == LOCAL_D2D:
-        return f"All on one {run_of['gpu']} (local-d2d): transfers are copies within the device and cross no link."
-    return f"One {run_of['gpu']} each, transfers by NCCL."
+        return f"All on one {run_of['gpu']} (local-d2d): transfers are copies within the device and cross no link"
+    return f"One {run_of['gpu']} each, transfers by NCCL"
 
 
 def _what(run_of: Mapping[str, Any]) -> str:
@@ -71,7 +73,7 @@ def _ranks(run_of: Mapping[str, Any]) -> str:
     tp_size = run_of.get("tp_size", 1)
     n_ranks = run_of["cp_size"] * tp_size
     mesh = f" ({run_of['cp_size']} share the sequence, {tp_size} the weights)" if tp_size > 1 else ""
-    return f"{n_ranks} ranks{mesh}"
+    return plural(n_ranks, "rank") + mesh
 
 
 def _tokens_per_rank(run_of: Mapping[str, Any]) -> int:
@@ -177,7 +179,8 @@ def _describe_fp8(fp8: Mapping[str, Any]) -> str:
     """Return how many layers sent fp8, and why others did not."""
     used, others = len(fp8["fp8_layers"]), len(fp8["fallback_layers"])
     largest = "unknown" if fp8["largest_score"] is None else f"{fp8['largest_score']:.3g}"
-    text = f"fp8 messages in {used} of {used + others} layer(s): largest score {largest}, limit {fp8['score_limit']:g}"
+    where, limit = f"{used} of {plural(used + others, 'layer')}", format(fp8["score_limit"], "g")
+    text = f"fp8 messages in {where}: largest score {largest}, limit {limit}"
     return text + (", so the others fell back to the run's data type." if others else ".")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from cptrace.cli.output import fit_lines, terminal_width
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.schemes import SCHEMES, SchemeInfo
 
-_SYMBOLS = (
-    "Bytes are what one rank sends in one layer, batch 1: S tokens, P ranks, e bytes per element,\n"
+_NAME_WIDTH: Final = 14
+_SYMBOLS: Final = (
+    "Bytes are what one rank sends in one layer, batch 1: S tokens, P ranks, e bytes per element, "
     "q = (S/P) Hq D e is one rank's queries, c = (S/P) Hkv D e its keys or its values."
 )
 
@@ -31,12 +33,17 @@ def schemes(output_format: str) -> None:
         click.echo(json.dumps([to_json(scheme) for scheme in SCHEMES], indent=2))
         return
     for scheme in SCHEMES:
-        click.echo(describe(scheme))
-    click.echo(f"\n{_SYMBOLS}")
+        click.echo(describe(scheme, terminal_width()))
+    click.echo("\n" + fit_lines(_SYMBOLS, terminal_width(), hang=0))
 
 
-def describe(scheme: SchemeInfo) -> str:
-    """Return what a user should know about a scheme, in a few lines."""
+def describe(scheme: SchemeInfo, width: int) -> str:
+    """Return what a user should know about a scheme, in a few lines.
+
+    Args:
+        scheme: The scheme.
+        width: Columns to write for.
+    """
     rows = {
         "communication": scheme.pattern,
         "layout": _layouts(scheme),
@@ -44,8 +51,9 @@ def describe(scheme: SchemeInfo) -> str:
         "backward": scheme.backward_formula,
         "limits": scheme.limits,
     }
-    details = "\n".join(f"    {name:<14}{text}" for name, text in rows.items())
-    return f"{scheme.name}\n    {scheme.summary}\n{details}"
+    details = "\n".join(f"    {name:<{_NAME_WIDTH}}{text}" for name, text in rows.items())
+    summary = fit_lines(f"    {scheme.summary}", width, hang=0)
+    return f"{scheme.name}\n{summary}\n{fit_lines(details, width, hang=_NAME_WIDTH)}"
 
 
 def to_json(scheme: SchemeInfo) -> dict[str, Any]:

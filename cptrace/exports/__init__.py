@@ -23,7 +23,7 @@ def _export(name: str, summary: str, *, is_folder: bool = False) -> Export:
 
 EXPORTS: Final[tuple[Export, ...]] = (
     _export("perfetto", "timeline for ui.perfetto.dev (Chrome trace JSON)"),
-    _export("kineto", "JSON of the PyTorch profiler, for its tools and for `cptrace analyze`"),
+    _export("kineto", "JSON of the PyTorch profiler, for its tools and `cptrace analyze`"),
     _export("parquet", "a folder with one Parquet file per table", is_folder=True),
 )
 

@@ -124,5 +124,5 @@ def _recognises(path: Path, first_bytes: bytes) -> bool:
 
 
 SOURCE: Final = Source(
-    NAME, "PyTorch profiler trace (prof.export_chrome_trace), plain or gzip", SUFFIXES, _recognises, start
+    NAME, "PyTorch profiler (prof.export_chrome_trace), plain or gzip", SUFFIXES, _recognises, start
 )

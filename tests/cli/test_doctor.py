@@ -37,6 +37,14 @@ def test_text_has_a_line_each_and_what_to_do_about_lacks() -> None:
     ]
 
 
+def test_long_answers_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "one word after another " * 9
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("nsys", BROKEN, words, words, words)])
+    out = cptrace("doctor").out
+    assert out.split().count("word") == 27
+    assert max(map(len, out.splitlines())) <= 80
+
+
 def test_json_holds_the_same() -> None:
     document = json.loads(cptrace("doctor", "--format", "json").out)
     assert document["schema"] == "cptrace.doctor/1"

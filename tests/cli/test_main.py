@@ -79,6 +79,17 @@ def test_usage_errors_are_one_line_and_exit_code_2(arguments, words):
     check_refused(cptrace(*arguments), 2, *words)
 
 
+@pytest.mark.parametrize("arguments", [[], *([verb.name] for verb in VERBS)])
+def test_help_fits_80_columns(arguments):
+    lines = cptrace(*arguments, "--help").out.splitlines()
+    assert max(len(line) for line in lines if "  cptrace " not in line) <= 80  # a command stays in one line
+
+
+@pytest.mark.parametrize("verb", ["schemes", "explain"])
+def test_lists_fit_80_columns(verb):
+    assert max(map(len, cptrace(verb).out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     "arguments", [["analyse"], ["analyze", "missing.sqlite"], ["analyze", "x", "--window", "5"]]
 )
