@@ -214,11 +214,13 @@ def memory(peaks: pd.DataFrame) -> go.Figure:
             marker={"color": COLOURS["compute"]},
             text=_texts(peaks["peak_memory_bytes"], format_bytes),
             showlegend=False,
-            textposition="auto",
+            textposition="outside",
+            cliponaxis=False,
             hovertemplate="%{y}: %{text}<extra></extra>",
         )
     )
     figure.update_layout(height=_height(len(peaks)), showlegend=False)
+    _leave_room_for_labels(figure)
     return _finish(figure, "MiB", "", is_list=True)
 
 
@@ -243,6 +245,7 @@ def findings(recoverable: pd.DataFrame) -> go.Figure:
     )
     figure.update_layout(height=_height(len(recoverable)), showlegend=False)
     figure.update_yaxes(autorange="reversed")
+    _leave_room_for_labels(figure)
     return _finish(figure, "recoverable milliseconds per step", "", is_list=True)
 
 
@@ -371,8 +374,15 @@ def _texts(values: pd.Series, show: Any) -> list[str]:
     return [show(value) for value in values.tolist()]
 
 
+def _leave_room_for_labels(figure: go.Figure) -> None:
+    """Make the axis of bars end where the words beside the longest one do, on a phone too."""
+    longest = max((float(value) for value in figure.data[0].x), default=0.0)
+    figure.update_xaxes(range=[0, 1.35 * longest or 1])
+
+
 def _height(n_rows: int) -> int:
-    return max(170, min(1400, 110 + _ROW_PX * n_rows))
+    """Return the height of a list; even one row leaves room for a legend of several lines."""
+    return max(200, min(1400, 110 + _ROW_PX * n_rows))
 
 
 def _finish(figure: go.Figure, x_title: str, y_title: str, *, is_list: bool = False) -> go.Figure:

@@ -42,6 +42,14 @@ def sample_page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def one_rank_page(tmp_path_factory):
+    """The fewest bars that there can be: all that a legend of four lines has for room."""
+    folder = tmp_path_factory.mktemp("one")
+    write_synthetic(folder / "one.sqlite", 400, 420, 80, n_processes=1)
+    return write_page(folder / "one.sqlite", folder / "one.html")
+
+
+@pytest.fixture(scope="module")
 def large_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     write_synthetic(folder / "large.sqlite", 100_000, 105_000, 20_000, n_processes=4)
@@ -83,16 +91,24 @@ def test_the_page_of_a_comparison(width, visit, tmp_path):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_label_is_cut_or_lies_on_another(width, visit, sample_page):
-    """Boxes of tick labels and legend entries of each figure lie within it and do not overlap."""
-    seen = visit(sample_page, width)
+@pytest.mark.parametrize("page", ["sample_page", "one_rank_page"])
+def test_no_label_is_cut_or_lies_on_another(page, width, visit, request):
+    """Boxes of labels and legend entries of each figure lie within it, do not overlap, and lie on no bar."""
+    seen = visit(request.getfixturevalue(page), width)
     seen.draw_all()
     problems = seen.evaluate(
         """(() => {
           const found = [];
           for (const figure of document.querySelectorAll('.figure')) {
             const outer = figure.getBoundingClientRect();
-            for (const group of ['.xtick text', '.ytick text', '.legendtext']) {
+            const bars = [...figure.querySelectorAll('.bars .point path')].map((e) => e.getBoundingClientRect());
+            for (const words of figure.querySelectorAll('.legendtext, .bartext')) {
+              const a = words.getBoundingClientRect();
+              if (bars.some((b) => b.width > 1 && a.left < b.right - 1 && b.left < a.right - 1
+                                   && a.top < b.bottom - 1 && b.top < a.bottom - 1))
+                found.push(figure.id + ' has words on a bar: ' + words.textContent);
+            }
+            for (const group of ['.xtick text', '.ytick text', '.legendtext', '.bartext']) {
               const boxes = [...figure.querySelectorAll(group)].map((e) => e.getBoundingClientRect());
               boxes.forEach((a, i) => {
                 if (a.left < outer.left - 1 || a.right > outer.right + 1 || a.bottom > outer.bottom + 1)
