@@ -12,7 +12,7 @@ import pandas as pd
 from cptrace import intervals, labels
 from cptrace.analyses.scope import Scope
 from cptrace.analyses.start_causes import CAUSES, StartCauses, find_start_causes
-from cptrace.classify import COMM, ROLES
+from cptrace.classify import COMM, COMPUTE, ROLES
 from cptrace.dependencies import Dependencies, find_dependencies
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.labels import CUDA
@@ -130,6 +130,11 @@ class Case:
     def is_comm(self) -> BoolArray:
         """Which ops communicate."""
         return np.asarray(self.ops["role"].cat.codes.to_numpy() == ROLES.index(COMM))
+
+    @property
+    def is_compute(self) -> BoolArray:
+        """Which ops compute."""
+        return np.asarray(self.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE))
 
     def is_measured(self, rows: Int64Array) -> BoolArray:
         """Return which ops are in the account: in a step, or in the window where there are none.

@@ -11,6 +11,7 @@ from cptrace import intervals
 from cptrace.findings.case import Case
 from cptrace.findings.finding import HIGH, WARNING, Diagnosis, Explanation, Finding
 from cptrace.findings.verdict import has_unknown_waits
+from cptrace.intervals import Intervals
 
 CODE: Final = "low-coverage"
 UNCLASSIFIED: Final = "unclassified"
@@ -33,10 +34,13 @@ def find(case: Case) -> Sequence[Finding]:
 def _unclassified(case: Case) -> Finding | None:
     scope = case.scope
     window_ns = sum(intervals.total_ns(scope.windows[rank].pieces) for rank in scope.ranks)
-    unknown_ns = sum(
-        intervals.total_ns(intervals.intersect(scope.activities[r].unclassified, scope.windows[r].pieces))
-        for r in scope.ranks
-    )
+    # Graphs traced as a whole are no compute, and have a finding of their own.
+    unknown = np.flatnonzero(scope.is_inside & case.ops["is_unclassified"].to_numpy() & case.is_compute)
+    unknown_ns = 0
+    for rank in scope.ranks:
+        rows = unknown[case.rank[unknown] == rank]
+        runs = intervals.union(Intervals(case.start_ns[rows], case.end_ns[rows]))
+        unknown_ns += intervals.total_ns(intervals.intersect(runs, scope.windows[rank].pieces))
     share = unknown_ns / max(window_ns, 1)
     if share <= _LARGE_SHARE:
         return None

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from cptrace.classify import COMPUTE, ROLES
 from cptrace.findings.case import MIN_SHARE, Case, Prediction
 from cptrace.findings.finding import (
     HIGH,
@@ -107,7 +106,7 @@ def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
         return None
     rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
     duration = case.recording.duration_ns.copy()
-    slow = (case.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE)) & (case.rank == rank)
+    slow = case.is_compute & (case.rank == rank)
     duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
     return _Root(STRAGGLER, rank, ratio, Changes(duration_ns=duration))
 
@@ -137,7 +136,7 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction) 
         form=root.form,
         severity=WARNING,
         summary=(
-            f"{ranks_text(others) if others else 'other ranks'} wait {format_ns(waited_ns)} for rank {root.rank}:"
+            f"{_wait(others)} {format_ns(waited_ns)} for rank {root.rank}:"
             f" {what} {root.ratio:.2f} times as long {cause}"
         ),
         rank=root.rank,
@@ -164,7 +163,7 @@ def _skew(case: Case, waits: PeerWaits, total_ns: int) -> Finding:
         form=SKEW,
         severity=INFO,
         summary=(
-            f"{ranks_text(waiting)} wait {format_ns(int(by_rank[late]))} for rank {late} in communication,"
+            f"{_wait(waiting)} {format_ns(int(by_rank[late]))} for rank {late} in communication,"
             f" {share:.0%} of all such waiting; its kernels and transfers are no slower than others'"
         ),
         rank=late,
@@ -180,6 +179,11 @@ def _skew(case: Case, waits: PeerWaits, total_ns: int) -> Finding:
             case, waits.rows, waits.late, waits.exposed_ns, ("waits for its peer", "arrives last")
         ),
     )
+
+
+def _wait(ranks: Sequence[int]) -> str:
+    """Return that ranks wait, for people; the others where none of them is in the window."""
+    return f"{ranks_text(ranks) if ranks else 'other ranks'} wait{'s' if len(ranks) == 1 else ''}"
 
 
 _STRAGGLER_ADVICE: Final = (

@@ -74,6 +74,7 @@ def test_a_rank_that_starts_late(tmp_path: Path) -> None:
     assert not lost_time(report)
     row = findings(report)[SKEW]
     assert (row["rank"], row["severity"], row["predicted_step_ns"]) == (1, "info", None)
+    assert row["summary"].startswith("rank 0 waits ")
 
 
 def test_ranks_that_are_alike(tmp_path: Path) -> None:
