@@ -130,17 +130,19 @@ def by_gain(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["severity"] != "error", -(row["recoverable_ns"] or 0)))
 
 
-def gain(row: Row) -> str:
+def gain(row: Row, *, has_steps: bool = True) -> str:
     """Return what mending a finding gives, in words; empty where nothing is predicted.
 
     Args:
         row: Row of the section findings.
+        has_steps: Whether the report knows steps, or its whole window is one.
     """
     if row["severity"] == "error" and not row["recoverable_ns"]:
         return "Results may be wrong"
     if row["recoverable_ns"] is None:
         return ""
-    saved = f"Mending it is predicted to save {format_ns(row['recoverable_ns'])} per step"
+    of_what = "per step" if has_steps else "of the window"
+    saved = f"Mending it is predicted to save {format_ns(row['recoverable_ns'])} {of_what}"
     after = row["predicted_step_ns"]
     if not after:
         return saved

@@ -11,6 +11,7 @@ from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers import comparison_text as words
 from cptrace.renderers.base import RenderOptions
+from cptrace.renderers.headline_text import headline
 from cptrace.report import Report, Row
 from cptrace.tidy import by_gain, finding_name, gain
 from cptrace.units import format_fraction, format_ns
@@ -26,8 +27,16 @@ def render(report: Report, _options: RenderOptions) -> str:
         report: Report to show.
     """
     lines = ["## Where the time goes", "", *_inputs(report)]
+    if said := [text(line.plain.strip()) for line in headline(report)]:
+        lines += ["", f"**{said[0]}**: {'; '.join(said[1:])}"]
     if findings := by_gain(report.rows("findings")):
-        lines += ["", "### Findings", "", *(_finding(row) for row in findings)]
+        has_steps = bool(report.rows("steps"))
+        lines += [
+            "",
+            "### Findings",
+            "",
+            *(_finding(row, gain(row, has_steps=has_steps)) for row in findings),
+        ]
     if ranks := report.rows("ranks"):
         columns = ("rank", "window", "compute", "comm", "overlap", "exposed comm", "share", "idle")
         lines += [
@@ -39,7 +48,10 @@ def render(report: Report, _options: RenderOptions) -> str:
         lines += _rest(len(ranks), "ranks")
     if entries := report.not_applicable:
         lines += ["", "### Could not tell", ""]
-        lines += [f"- {text(entry.analysis)}: {text(entry.reason)}" for entry in entries]
+        by_reason: dict[str, list[str]] = {}
+        for entry in entries:
+            by_reason.setdefault(entry.reason, []).append(entry.analysis)
+        lines += [f"- {text(', '.join(names))}: {text(reason)}" for reason, names in by_reason.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -101,8 +113,7 @@ def _inputs(report: Report) -> Iterable[str]:
         yield f"- {text(row['path'])}{f': {text(what)}' if what else ''}{emulated if is_emulated else ''}"
 
 
-def _finding(row: Row) -> str:
-    gained = gain(row)
+def _finding(row: Row, gained: str) -> str:
     summary = row.get("summary") or ""
     parts = [
         f"**{text(finding_name(row['code'], row['form']))}**",

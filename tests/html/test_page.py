@@ -107,6 +107,20 @@ def test_the_headline_and_the_top_finding():
     assert text.index("single-buffer") < text.index("late-launch")
 
 
+def test_without_steps_nothing_is_of_a_step():
+    run = report_of_steps(
+        [account(1_000_000, 700_000, 400_000, 100_000)], findings=(finding("single-buffer"),)
+    )
+    assert "one step, slowest rank" in page_of(run)
+    sections = {section: run.rows(section) for section in ("ranks", "findings")}
+    whole = Report(run.inputs, sections)
+    for name in ("html", "markdown"):
+        shown = find_renderer(name).render(whole, CDN)
+        words = re.sub("<[^>]+>", " ", shown.split("<main>")[-1].split("Time of each rank")[0])
+        assert "step" not in words.replace(whole.rows("findings")[0]["advice"], "")
+        assert "of the window" in words
+
+
 def test_a_finding_that_makes_results_wrong_comes_first():
     findings = (
         finding("single-buffer", recoverable_ns=200_000),

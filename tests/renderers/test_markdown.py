@@ -6,6 +6,7 @@ import pytest
 
 import cptrace
 from cptrace.comparison import compare_reports
+from cptrace.outcome import NotApplicable
 from cptrace.renderers import RenderOptions, find_comparison_renderer, find_renderer
 from cptrace.renderers.markdown import text
 from cptrace.report import Report
@@ -23,10 +24,13 @@ def test_a_report():
         finding("single-buffer", recoverable_ns=200, predicted_step_ns=800, summary="one buffer."),
     )
     report = report_of_steps([account(1000, 700, 400, 100)], n_ranks=10, findings=findings)
-    assert markdown(report).splitlines()[:14] == [
+    assert markdown(report).splitlines()[:16] == [
         "## Where the time goes",
         "",
         "- a.sqlite",
+        "",
+        "**1.00 us step (median of 1, slowest rank)**: mean of 10 ranks: comm 40.0 %, overlap 25.0 % of it, exposed"
+        " 30.0 % (300 ns)",
         "",
         "### Findings",
         "",
@@ -41,6 +45,14 @@ def test_a_report():
         "| 0 | 1.00 us | 700 ns | 400 ns | 25.0 % | 300 ns | 30.0 % | 0 ns |",
     ]
     assert markdown(report).endswith("\nand 2 more ranks\n")
+
+
+def test_a_reason_is_said_once():
+    report = Report(
+        (input_row(),),
+        not_applicable=tuple(NotApplicable(name, "no device work", ()) for name in ("steps", "streams")),
+    )
+    assert markdown(report).endswith("### Could not tell\n\n- steps, streams: no device work\n")
 
 
 def test_an_emulated_run_says_so():

@@ -148,11 +148,13 @@ def _timeline_section(report: Report) -> str:
     legend = "".join(
         f'<li><span class="swatch {role}"></span>{role}</li>' for role in ("compute", "comm", "copy", "other")
     )
+    if report.timeline is not None and report.timeline.steps:
+        legend += '<li class="muted">dotted lines: steps</li>'
     return (
         '<section id="timeline-section" aria-labelledby="timeline-title"><h2 id="timeline-title">Timeline</h2>'
         f'<div class="toolbar"><label>show <select id="timeline-rank"><option value="all">all ranks</option>{ranks}'
         f"</select></label>{buttons}</div>"
-        f'<ul class="legend">{legend}<li class="muted">dotted lines: steps</li></ul>'
+        f'<ul class="legend">{legend}</ul>'
         '<div id="lanes"><div class="canvas-holder"><canvas id="timeline" tabindex="0" role="application"'
         ' aria-label="Timeline of streams" aria-describedby="timeline-keys timeline-status"></canvas></div>'
         '<div id="lanes-spacer"></div></div>'

@@ -15,9 +15,9 @@ from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, for
 
 _MAX_ROWS: Final = 30
 _EXPLAINED: Final = {
-    "comm_share": "of a step some communication runs",
+    "comm_share": "of {what} some communication runs",
     "overlap": "of it runs beside compute",
-    "exposed_comm_share": "of a step nothing but communication runs: its cost",
+    "exposed_comm_share": "of {what} nothing but communication runs: its cost",
 }
 
 
@@ -71,18 +71,22 @@ def headline(report: Report) -> str:
         return ""
     n_steps = len({row["step"] for row in report.rows("steps")})
     middle = medians(report)
-    note = f"median of {n_steps} steps, slowest rank" if n_steps else "first to last operation, slowest rank"
+    note = "first to last operation, slowest rank"
+    if n_steps:
+        note = f"median of {n_steps} steps, slowest rank" if n_steps > 1 else "one step, slowest rank"
+    explained = {
+        key: line.format(what="a step" if n_steps else "the window") for key, line in _EXPLAINED.items()
+    }
     cards = [card("step time" if n_steps else "window", format_ns(middle["step_ns"]), note)]
     for key, title in (("comm_share", "communication share"), ("overlap", "overlap")):
-        cards.append(card(title, format_fraction(middle[key]), _EXPLAINED[key]))
+        cards.append(card(title, format_fraction(middle[key]), explained[key]))
     # Where no share can be told, what shows is the least that there is.
     least = "" if middle["exposed_comm_share"] is None else f"{format_ns(middle['exposed_comm_ns'])}, "
-    exposed = f"{least}{_EXPLAINED['exposed_comm_share']}"
+    exposed = f"{least}{explained['exposed_comm_share']}"
     cards.append(card("exposed communication", format_fraction(middle["exposed_comm_share"]), exposed))
     if rows := by_gain(report.rows("findings")):
-        cards.append(
-            card("top finding", text(finding_name(rows[0]["code"], rows[0]["form"])), gain(rows[0]), True)
-        )
+        gained = gain(rows[0], has_steps=n_steps > 0)
+        cards.append(card("top finding", text(finding_name(rows[0]["code"], rows[0]["form"])), gained, True))
     return f'<ul class="cards">{"".join(cards)}</ul>\n'
 
 
@@ -93,17 +97,21 @@ def findings(report: Report) -> str:
         report: Report to show.
     """
     rows = by_gain(report.rows("findings"))
-    return "".join(_finding(row, report.timeline is not None, row is rows[0]) for row in rows)
+    has_steps = bool(report.rows("steps"))
+    return "".join(
+        _finding(row, gain(row, has_steps=has_steps), report.timeline is not None, row is rows[0])
+        for row in rows
+    )
 
 
-def _finding(row: Row, has_timeline: bool, is_open: bool) -> str:
+def _finding(row: Row, gained: str, has_timeline: bool, is_open: bool) -> str:
     where = [f"{key} {row[key]}" for key in ("rank", "step") if row[key] is not None]
     badges = "".join(
         f'<span class="badge">{text(part)}</span>'
         for part in (row["severity"], *where, f"confidence {_confidence(row['confidence'])}")
     )
     summary = f"<p>{text(row['summary'])}</p>" if row.get("summary") else ""
-    saved = f'<p class="gain">{text(gain(row))}</p>' if gain(row) else ""
+    saved = f'<p class="gain">{text(gained)}</p>' if gained else ""
     severity = "error" if row["severity"] == "error" else "warning" if row["severity"] != "info" else "info"
     return (
         f'<article class="finding {severity}"><h3>{text(finding_name(row["code"], row["form"]))}{badges}</h3>'
