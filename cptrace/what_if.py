@@ -77,7 +77,7 @@ class WhatIf:
         path: File of the trace.
         device_kind: `cuda` or `cpu-emulated`.
         scheme: Recognised scheme, or `unknown`.
-        n_steps: Steps that the times are means of.
+        n_steps: Steps that the times are means of; 0 where none are known and the window stands for one.
         recorded_step_ns: Mean recorded time of a step of the slowest rank.
         predicted_step_ns: The same with the changes.
         ranks: The same for each rank.
@@ -234,7 +234,7 @@ def _predict(case: Case, wanted: Sequence[WantedFix], options: WhatIfOptions) ->
         path=meta.path,
         device_kind=meta.device_kind,
         scheme=case.recognition.scheme,
-        n_steps=len(recorded.job_step),
+        n_steps=len(recorded.job_step) if case.has_steps else 0,
         recorded_step_ns=_mean(recorded.job_time_ns),
         predicted_step_ns=_mean(predicted.job_time_ns),
         ranks=_by_rank(recorded, predicted),

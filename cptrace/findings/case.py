@@ -136,6 +136,11 @@ class Case:
         """Which ops compute."""
         return np.asarray(self.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE))
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether the trace says what its steps are; else the window stands for one."""
+        return not isinstance(self.scope.steps, NotApplicable) and not self.scope.steps.empty
+
     def is_measured(self, rows: Int64Array) -> BoolArray:
         """Return which ops are in the account: in a step, or in the window where there are none.
 

@@ -60,8 +60,7 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
     # Without steps nobody knows whether the host was to launch anything at all in a pause.
-    has_steps = not isinstance(case.scope.steps, NotApplicable)
-    where = "in steps" if has_steps else "in the window"
+    where = "in steps" if case.has_steps else "in the window"
     return [
         Finding(
             code=CODE,
@@ -75,7 +74,7 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(late_ns.sum()),
             unit="ns",
-            confidence=HIGH if has_steps else MEDIUM,
+            confidence=HIGH if case.has_steps else MEDIUM,
             advice=(
                 "Make the host faster or give it less to do per step: capture the step in a CUDA graph or use"
                 " torch.compile(mode='reduce-overhead'), fuse small ops, move Python work (data loading, logging,"

@@ -27,11 +27,14 @@ def _blocks(prediction: WhatIf) -> Iterable[str]:
     yield f"{clean(prediction.path)} ({clean(prediction.scheme)})"
     if prediction.device_kind == CPU_EMULATED:
         yield "CPU EMULATION: no figure below is a GPU's"
-    steps = f"mean of {prediction.n_steps} steps" if prediction.n_steps > 1 else "one step"
+    what = "step" if prediction.n_steps else "window"
+    steps = {0: "no steps are known", 1: "one step"}.get(
+        prediction.n_steps, f"mean of {prediction.n_steps} steps"
+    )
     change = _change(prediction.recorded_step_ns, prediction.predicted_step_ns)
     yield ""
-    yield f"step {change}: slowest rank, {steps}"
-    yield from ("", *map(_fix, prediction.fixes)) if prediction.fixes else ()
+    yield f"{what} {change}: slowest rank, {steps}"
+    yield from ("", *(_fix(fix, what) for fix in prediction.fixes)) if prediction.fixes else ()
     yield ""
     yield f"{'rank':>4}  {'recorded':>9}  {'predicted':>9}  {'change':>8}"
     for row in prediction.ranks:
@@ -41,10 +44,10 @@ def _blocks(prediction: WhatIf) -> Iterable[str]:
     yield from (f" - {clean(text)}" for text in prediction.assumptions)
 
 
-def _fix(fix: FixOutcome) -> str:
+def _fix(fix: FixOutcome, what: str) -> str:
     name = clean(f"{fix.code} ({fix.form})" if fix.form else fix.code)
     if fix.status == APPLIED and fix.alone_step_ns is not None:
-        return f"{name}: mended; alone it gives a step of {format_ns(fix.alone_step_ns)}"
+        return f"{name}: mended; alone it gives a {what} of {format_ns(fix.alone_step_ns)}"
     reason = clean(fix.reason or "")
     return reason if reason.startswith(name) else f"{name}: could not be looked for: {reason}"
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.command_line import check_refused, cptrace
 from tests.support.shared_traces import ROOT
+from tests.support.tiny_export import TinyExport
 
 BROKEN = ROOT / "samples" / "ring-single-buffer-virtual.sqlite"
 SOUND = ROOT / "samples" / "ring-virtual.sqlite"
@@ -31,6 +32,26 @@ def test_nothing_to_fix_is_no_error() -> None:
     assert (done.exit_code, done.err) == (0, "")
     assert "single-buffer was not found; nothing to fix" in done.out
     assert "(+0.0 %): slowest rank" in done.out
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_what_is_predicted_is_called_what_analyze_calls_it(tmp_path: Path, has_steps: bool) -> None:
+    """Kernels of a host that needs 100 us to launch each."""
+    export = TinyExport()
+    for number in range(5):
+        export.kernel(
+            "nvjet", 100_000 * number + 5_000, 100_000 * number + 9_000, launch=100_000 * number + 4_000
+        )
+    if has_steps:
+        export.range("step 0", 0, 500_000)
+    path = export.write(tmp_path / "late.sqlite")
+    what, other = ("step", "window") if has_steps else ("window", "step")
+    done = cptrace("whatif", path, "--fix", "late-launch")
+    change = next(line for line in done.out.splitlines() if " -> " in line)
+    assert change.startswith(f"{what} ")
+    assert f"alone it gives a {what} of" in done.out
+    assert f"{other} " not in change.replace("no steps", "")
+    assert change.split(":")[0] in cptrace("analyze", path).out
 
 
 def test_json_in_a_file_that_is_not_replaced_unasked(tmp_path: Path) -> None:
