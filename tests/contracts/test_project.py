@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_readme_lists_every_exit_code() -> None:
 def test_exit_codes_differ() -> None:
     codes = [error.exit_code for error in (CptraceError, *CptraceError.__subclasses__())]
     assert len(codes) == len(set(codes))
+
+
+def test_what_readme_calls_in_python_is_there() -> None:
+    """In a Python of its own: here other tests have imported modules that `import cptrace` alone does not."""
+    section = README.split("### In Python")[1].split("\n## ")[0]
+    names = sorted(set(re.findall(r"\bcptrace\.(\w+)[.(]", section)) | {"WhatIfOptions"})
+    imports = re.findall(r"from cptrace[.\w]* import [\w, ]+", section)
+    assert len(names) > 2
+    assert len(imports) > 1
+    program = "\n".join(["import cptrace", *(f"cptrace.{name}" for name in names), *imports])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
