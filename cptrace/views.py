@@ -97,13 +97,15 @@ def findings(report: Report) -> pd.DataFrame:
     )
 
 
-def evidence(report: Report, code: str) -> pd.DataFrame:
-    """Return the operations that show the findings of a code.
+def evidence(report: Report, code: str | None = None) -> pd.DataFrame:
+    """Return the operations that show the findings of a code; none where there is no such finding.
 
     Args:
         report: Report to look at.
-        code: Code of the findings.
+        code: Code of the findings; None for that of the first of `findings`.
     """
+    if code is None:
+        code = next((row["code"] for row in tidy.by_gain(report.rows("findings"))), None)
     rows = [entry for row in report.rows("findings") if row["code"] == code for entry in row["evidence"]]
     return pd.DataFrame(rows)
 

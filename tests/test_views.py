@@ -93,7 +93,9 @@ def test_findings_and_evidence():
     made = report_of_steps([account(10, 10, 0, 0)], findings=rows)
     assert views.findings(made)["code"].tolist() == ["single-buffer", "late-launch"]
     assert views.evidence(made, "single-buffer")["name"].tolist() == ["k"]
+    assert views.evidence(made)["name"].tolist() == ["k"], "of the first that is shown"
     assert views.evidence(made, "padding").empty
+    assert views.evidence(report_of_steps([account(10, 10, 0, 0)])).empty
 
 
 def test_a_comparison_as_frame_and_figure():

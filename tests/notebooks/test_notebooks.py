@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support.shared_traces import ROOT
+from tests.support.shared_traces import ROOT, require_trace
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -58,7 +58,7 @@ def test_they_run_from_a_clean_kernel(path):
     pytest.importorskip("ipywidgets", reason="needs ipywidgets (in the extra dev)")
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    nbclient.NotebookClient(notebook, timeout=240, resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=240, startup_timeout=240, resources=resources).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     kinds = {kind for output in outputs for kind in output.get("data", {})}
     assert "application/vnd.plotly.v1+json" in kinds
@@ -66,6 +66,24 @@ def test_they_run_from_a_clean_kernel(path):
     assert not [output for output in outputs if output.output_type in ("error", "stream")], (
         "nothing is printed"
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kineto/deepep-all-to-all.json.gz", "nsys/nsys-no-kernels.sqlite", "nsys/nsys-2023.3-one-kernel.sqlite"],
+)
+def test_the_first_explains_a_trace_put_in_place_of_the_sample(name, monkeypatch):
+    """One of another job, one without device work, one without communication: shown as far as it goes."""
+    widgets = pytest.importorskip("ipywidgets", reason="needs ipywidgets (in the extra dev)")
+    trace = str(require_trace(name))
+    monkeypatch.chdir(ROOT / "notebooks")
+    monkeypatch.setattr(widgets, "interact", lambda view, **choices: shown.append(view))
+    shown, names = [], {}
+    for cell in cells_of(NOTEBOOKS[0]):
+        code = source(cell).replace('samples / "ring-causal-virtual.sqlite"', repr(trace))
+        exec(code, names)
+    assert names["report"].inputs[0]["path"] == trace
+    assert shown
 
 
 def test_a_report_shows_itself_without_scripts():
