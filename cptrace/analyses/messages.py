@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from cptrace import labels
 from cptrace.analyses.breakdowns import op_sizes
 from cptrace.analyses.scope import Scope, device_work_missing
 from cptrace.classify import COMM
@@ -40,7 +41,7 @@ def by_size(scope: Scope) -> pd.DataFrame | NotApplicable:
     transfer = _medians(np.maximum(end - np.maximum(arrival, start), 0), groups)
     is_told = np.array([bool(is_matched[members].all()) for members in groups], bool)
     taken = np.where(is_told, transfer, duration)
-    is_rate = (taken > 0) & (scope.trace.meta.run.get("transport") != "local-d2d")
+    is_rate = (taken > 0) & (scope.trace.meta.run.get("transport") != labels.LOCAL_D2D)
     rate = np.divide(size[first] * 1e9, taken, out=np.zeros(len(first)), where=is_rate)
     return pd.DataFrame(
         {

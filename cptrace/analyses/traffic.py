@@ -2,7 +2,8 @@
 
 What was sent is read from our labels, which count the bytes of every communication op; what should have been sent is
 computed from what the run recorded about itself. Only measured steps count, and whole ones, whatever the window is.
-Exchanges that are not attention's, such as the sum of weight gradients, are counted apart and have no formula here.
+Exchanges that are not attention's, such as the sum of weight gradients, are counted apart, and have a formula where the
+run says which model they belong to.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cptrace.impls import BUILTIN
 from cptrace.launches import closed_ranges, distinct_names, innermost_ranges, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.schemes import Traffic
-from cptrace.schemes.expected import expected_traffic
+from cptrace.schemes.expected import expected_around, expected_traffic
 from cptrace.schemes.traffic import TENSORS
 from cptrace.trace import Trace
 
@@ -44,6 +45,7 @@ _COLUMNS: Final = (
     *_NULLABLE[1:],
     "by_tensor",
 )
+_Place = tuple[str, str, int]  # part, pass, layer
 _LABELLED: Final = (BUILTIN, "reference")  # what older runs called it
 _PASS_ORDER: Final = {name: number for number, name in enumerate(labels.PASSES)}
 
@@ -72,7 +74,8 @@ def by_layer(scope: Scope) -> pd.DataFrame | NotApplicable:
     """Return one row per rank, pass and layer: messages and bytes of one step, beside those of the formula.
 
     Steps that sent the same share a row and are counted in `n_steps`. `part` is `attention`, or `other` for exchanges
-    that no scheme's formula covers, whose expected fields are missing. `by_tensor` lists what the sums consist of.
+    around it, whose expected fields are missing where the run names no model. `by_tensor` lists what the sums consist
+    of.
 
     Args:
         scope: What to look at.
@@ -89,7 +92,9 @@ def by_layer(scope: Scope) -> pd.DataFrame | NotApplicable:
             _ANALYSIS, f"the exchanges of {impl} carry no labels that tell their bytes; those of {BUILTIN} do"
         )
     try:
-        expected = expected_traffic(trace.meta.run)
+        expected = {
+            (ATTENTION, *place): wanted for place, wanted in expected_traffic(trace.meta.run).items()
+        } | {(OTHER, *place): wanted for place, wanted in expected_around(trace.meta.run).items()}
     except ValueError as error:
         return NotApplicable(
             _ANALYSIS, f"the run's description in {trace.meta.path} does not suffice for a formula: {error}"
@@ -122,9 +127,7 @@ def _steps_of(scope: Scope) -> pd.DataFrame:
     return steps[np.isin(rank, scope.ranks)].reset_index(drop=True)
 
 
-def _observe(
-    steps: pd.DataFrame, comm: pd.DataFrame, expected: Mapping[tuple[str, int], Traffic]
-) -> list[_Step]:
+def _observe(steps: pd.DataFrame, comm: pd.DataFrame, expected: Mapping[_Place, Traffic]) -> list[_Step]:
     """Return what each step sent, in every pass and layer that should have or has sent anything."""
     found, is_found = innermost_ranges(steps, comm["thread"].to_numpy(), comm["start_ns"].to_numpy())
     texts, slot = distinct_names(comm["name"])
@@ -132,9 +135,10 @@ def _observe(
     counts = step_and_text.value_counts(sort=False).reset_index(name="count")
     ranks = steps["rank"].tolist()
     sent: dict[tuple[int, _Step], list[tuple[str, str | None, int, int]]] = {
-        (number, _Step(rank, ATTENTION, pass_name, layer)): []
+        (number, _Step(rank, part, pass_name, layer)): []
         for number, rank in enumerate(ranks)
-        for pass_name, layer in expected
+        for (part, pass_name, layer), wanted in expected.items()
+        if part == ATTENTION or wanted.n_messages
     }
     parsed = [_parse(text or "") for text in texts]
     for number, text, count in counts.to_numpy(np.int64).tolist():
@@ -185,11 +189,12 @@ def _order(step: _Step) -> tuple[Any, ...]:
     return step.rank, step.part, pass_number, -1 if step.layer is None else step.layer, numbers
 
 
-def _table(merged: Sequence[tuple[_Step, int]], expected: Mapping[tuple[str, int], Traffic]) -> pd.DataFrame:
+def _table(merged: Sequence[tuple[_Step, int]], expected: Mapping[_Place, Traffic]) -> pd.DataFrame:
     rows = []
+    covered = {ATTENTION, *(part for part, _, _ in expected)}
     for step, n_steps in merged:
-        key = (step.pass_name or "", -1 if step.layer is None else step.layer)
-        wanted = expected.get(key, Traffic(0, 0)) if step.part == ATTENTION else None
+        key = (step.part, step.pass_name or "", -1 if step.layer is None else step.layer)
+        wanted = expected.get(key, Traffic(0, 0)) if step.part in covered else None
         n_messages, n_bytes = sum(s.n_messages for s in step.sent), sum(s.bytes for s in step.sent)
         rows.append(
             {

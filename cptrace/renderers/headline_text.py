@@ -1,4 +1,4 @@
-"""The headline of a report as text: what a step takes, and how much of it is exposed communication."""
+"""The headline of a report as text: what ran, what a step takes, and how much of it is exposed communication."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rich.text import Text
 
 from cptrace.comparison import medians
 from cptrace.report import Report, Row
+from cptrace.schemes.transformer import ATTENTION
 from cptrace.units import format_bytes, format_fraction, format_ns
 
 
@@ -54,3 +55,30 @@ def peak_memory(rows: Sequence[Row]) -> Iterable[Text]:
     else:
         text += f", {format_bytes(peaks[smallest])} on rank {smallest}"
     yield Text(f"peak memory: {text}")
+
+
+def run_line(run: Row) -> str:
+    """Return what ran: scheme, ranks and sizes.
+
+    Args:
+        run: The run's description.
+    """
+    order = "causal" if run.get("causal") else "full attention"
+    return (
+        f"{_scheme_and_ranks(run)}, {_counted(run, 'seq_len', 'token')}, {_counted(run, 'heads', 'head')}"
+        f" ({run.get('kv_heads')} KV) of {run.get('head_dim')}, {_counted(run, 'layers', 'layer')},"
+        f" {run.get('dtype')}, {order}"
+    )
+
+
+def _scheme_and_ranks(run: Row) -> str:
+    model = "" if run.get("model") in (None, ATTENTION) else f" in {run['model']}"
+    tp_size = run.get("tp_size", 1)
+    mesh = "" if tp_size == 1 else f" x {tp_size} that share the weights"
+    return f"{run.get('scheme')}{model}: {_counted(run, 'cp_size', 'rank')}{mesh}"
+
+
+def _counted(run: Row, name: str, noun: str) -> str:
+    """Return what a run says of itself, with its noun; it may say anything."""
+    count = run.get(name)
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -16,10 +16,9 @@ from cptrace.labels import CPU_EMULATED
 from cptrace.names import function_name
 from cptrace.renderers.base import RenderOptions
 from cptrace.renderers.findings_text import diagnosis, start_causes
-from cptrace.renderers.headline_text import headline, peak_memory
+from cptrace.renderers.headline_text import headline, peak_memory, run_line
 from cptrace.renderers.traffic_text import traffic
 from cptrace.report import Report, Row
-from cptrace.schemes.transformer import ATTENTION
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
 _MAX_ROWS: Final = 8
@@ -113,22 +112,7 @@ def _inputs(report: Report) -> Iterable[Any]:
                 style="bold yellow",
             )
         if entry["run"]:
-            yield Text("  " + _clean(_run_line(entry["run"])))
-
-
-def _scheme_and_ranks(run: Row) -> str:
-    model = "" if run.get("model") in (None, ATTENTION) else f" in {run['model']}"
-    tp_size = run.get("tp_size", 1)
-    mesh = "" if tp_size == 1 else f" x {tp_size} that share the weights"
-    return f"{run.get('scheme')}{model}: {run.get('cp_size')} ranks{mesh}"
-
-
-def _run_line(run: Row) -> str:
-    order = "causal" if run.get("causal") else "full attention"
-    return (
-        f"{_scheme_and_ranks(run)}, {run.get('seq_len')} tokens, {run.get('heads')} heads"
-        f" ({run.get('kv_heads')} KV) of {run.get('head_dim')}, {run.get('layers')} layers, {run.get('dtype')}, {order}"
-    )
+            yield Text("  " + _clean(run_line(entry["run"])))
 
 
 def _ranks(rows: Sequence[Row], width: int) -> Iterable[Any]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from cptrace.analyses.traffic import ATTENTION
 from cptrace.report import Row
 from cptrace.units import format_bytes
 
@@ -31,10 +32,11 @@ def traffic(rows: Sequence[Row]) -> Iterable[Any]:
     Args:
         rows: Rows of the section `traffic`.
     """
-    attention = [row for row in rows if row["expected_bytes"] is not None]
-    different = [row for row in attention if _differs(row)]
+    known = [row for row in rows if row["expected_bytes"] is not None]
+    attention = [row for row in known if row["part"] == ATTENTION]
+    different = [row for row in known if _differs(row)]
     if different:
-        yield Text("NOT what the scheme's formula says, per layer and step:", style="bold yellow")
+        yield Text("NOT what the formula says, per layer and step:", style="bold yellow")
         yield _table(different[:_MAX_ROWS])
         if len(different) > _MAX_ROWS:
             yield Text(f"and {len(different) - _MAX_ROWS} more; --format json has all", style="dim")
@@ -42,7 +44,7 @@ def traffic(rows: Sequence[Row]) -> Iterable[Any]:
         passes = dict.fromkeys(row["pass"] for row in attention)
         sums = "; ".join(f"{name} {_sizes(attention, name)}" for name in passes)
         yield Text(f"each rank, layer and step as the scheme's formula says, to the byte: {sums}")
-    yield from _others([row for row in rows if row["expected_bytes"] is None])
+    yield from _others([row for row in rows if row["part"] != ATTENTION])
 
 
 def _differs(row: Row) -> bool:
@@ -75,7 +77,9 @@ def _others(rows: Sequence[Row]) -> Iterable[Any]:
     parts = ", ".join(
         f"{name} {format_bytes(size)} in {_messages(count)}" for name, (size, count) in sums.items()
     )
-    yield Text(f"besides attention, in a step of rank {rank}: {parts}")
+    is_expected = all(row["expected_bytes"] is not None and not _differs(row) for row in rows)
+    verdict = ", as the model's formula says on all ranks" if is_expected else ""
+    yield Text(f"besides attention, in a step of rank {rank}: {parts}{verdict}")
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -10,7 +10,7 @@ from cptrace import labels
 from cptrace.errors import UsageError
 from cptrace.schemes import ELEMENT_BYTES, HEADS, AttentionShape, SchemeInfo, Traffic, find_scheme
 from cptrace.schemes.traffic import SCORE_BYTES
-from cptrace.schemes.transformer import LLAMA
+from cptrace.schemes.transformer import LLAMA, BlockShape, block_traffic
 
 
 def expected_traffic(run: Mapping[str, Any]) -> dict[tuple[str, int], Traffic]:
@@ -40,6 +40,42 @@ def expected_traffic(run: Mapping[str, Any]) -> dict[tuple[str, int], Traffic]:
         raise ValueError(f"it has no {error}") from error
     except (TypeError, AttributeError, ZeroDivisionError, UsageError) as error:
         raise ValueError(str(error)) from error
+
+
+def expected_around(run: Mapping[str, Any]) -> dict[tuple[str, int], Traffic]:
+    """Return what one rank sends in one step for the model around attention, for each pass and layer of a run.
+
+    Args:
+        run: The run's description.
+
+    Returns:
+        The traffic; empty where attention is all that ran.
+
+    Raises:
+        ValueError: The description lacks what the formula needs.
+    """
+    if run.get("model") != LLAMA:
+        return {}
+    try:
+        of_pass = dict(zip(labels.PASSES, block_traffic(_block_of(run)), strict=True))
+        return {(name, layer): of_pass[name] for name in run["passes"] for layer in range(int(run["layers"]))}
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from error
+    except (TypeError, ZeroDivisionError, UsageError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _block_of(run: Mapping[str, Any]) -> BlockShape:
+    """Return the sizes of one rank's part of a block; a scheme that splits heads splits the weights alike."""
+    splits_heads = find_scheme(run["scheme"]).layout == HEADS
+    n_ranks = int(run["cp_size"] if splits_heads else run.get("tp_size", 1))
+    shape = replace(
+        _shape_of(run),
+        cp_size=1 if splits_heads else int(run["cp_size"]),
+        heads=int(run["heads"]) // n_ranks,
+        kv_heads=int(run["kv_heads"]) // n_ranks,
+    )
+    return BlockShape(shape, int(run["hidden"]), int(run["ffn"]), n_ranks)
 
 
 def _shape_of(run: Mapping[str, Any]) -> AttentionShape:

@@ -79,7 +79,7 @@ def test_a_difference_in_bytes_or_messages_is_shown(
         n_messages,
         1,
     )
-    assert "NOT what the scheme's formula says" in text_of(report)
+    assert "NOT what the formula says" in text_of(report)
 
 
 def test_steps_that_differ_have_rows_of_their_own(tmp_path: Path) -> None:
@@ -158,13 +158,51 @@ def test_ranks_not_asked_for_are_left_out(tmp_path: Path) -> None:
     assert [row["rank"] for row in rows] == [1]
 
 
-def test_tensor_parallelism_of_a_model_leaves_attention_nothing_to_send(tmp_path: Path) -> None:
-    """The sums that scheme `tp` stands for are the model's own, and have no formula here."""
-    label = "all_reduce pass=forward layer=0 hop=0 tensor=attention_out bytes=64 peers=1"
-    report = analyze(tmp_path, [label], scheme="tp", model="llama", padded_tokens=0, kv_heads=2)
-    rows = {row["part"]: (row["bytes"], row["expected_bytes"]) for row in report.rows("traffic")}
-    assert rows == {"attention": (0, 0), "other": (64, None)}
-    assert "tp in llama: 2 ranks," in text_of(report)
+MODEL: dict[str, Any] = {"model": "llama", "hidden": 8, "ffn": 16}
+SUM_BYTES = 2 * 8 * 8 * 4 // 2  # an all-reduce over two ranks of eight tokens, eight fp32 of hidden each
+
+
+def block_sum(n_bytes: int, tensor: str = "attention_out", pass_name: str = "forward") -> str:
+    return f"all_reduce pass={pass_name} layer=0 hop=0 tensor={tensor} bytes={n_bytes} peers=1"
+
+
+@pytest.mark.parametrize(
+    ("sent", "difference", "n_messages"),
+    [
+        ([SUM_BYTES, SUM_BYTES], 0, 2),
+        ([SUM_BYTES, SUM_BYTES + 4], 4, 2),
+        ([2 * SUM_BYTES], 0, 1),
+        ([], -2 * SUM_BYTES, 0),
+    ],
+)
+def test_what_a_model_sends_around_attention_has_a_formula(
+    tmp_path: Path, sent: list[int], difference: int, n_messages: int
+) -> None:
+    """Heads split over the two ranks of scheme `tp`: attention itself sends nothing, two sums around it are due."""
+    labels = [block_sum(n_bytes) for n_bytes in sent] or ["merge pass=forward layer=0 hop=0"]
+    report = analyze(tmp_path, labels, scheme="tp", kv_heads=2, **MODEL)
+    rows = {row["part"]: row for row in report.rows("traffic")}
+    assert (rows["attention"]["bytes"], rows["attention"]["expected_bytes"]) == (0, 0)
+    other = rows["other"]
+    assert (other["n_messages"], other["expected_n_messages"]) == (n_messages, 2)
+    assert (other["expected_bytes"], other["difference_bytes"]) == (2 * SUM_BYTES, difference)
+    text = text_of(report)
+    is_right = (difference, n_messages) == (0, 2)
+    assert ("as the model's formula says on all ranks" in text) == is_right
+    assert ("NOT what the formula says" in text) == (not is_right)
+    assert "tp in llama: 2 ranks," in text
+
+
+def test_gradients_are_due_once_in_the_backward_pass(tmp_path: Path) -> None:
+    n_weights = 8 * ((2 * 2 + 2 * 1) * 4 + 3 * 16 + 2)
+    sent = [hop(HOP_BYTES), block_sum(4 * n_weights, "grads", "backward")]
+    report = analyze(tmp_path, sent, passes=["forward", "backward"], **MODEL)
+    (other,) = [row for row in report.rows("traffic") if row["part"] == "other"]
+    assert (other["pass"], other["n_messages"], other["difference_bytes"]) == ("backward", 1, 0)
+
+
+def test_a_model_without_its_sizes_has_no_formula(tmp_path: Path) -> None:
+    assert "it has no 'hidden'" in reason_in(analyze(tmp_path, [hop(HOP_BYTES)], model="llama"))
 
 
 def test_the_mesh_is_told(tmp_path: Path) -> None:

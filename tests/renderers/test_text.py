@@ -191,6 +191,17 @@ def test_other_range_names_in_messages_cannot_harm_either(tmp_path):
     check_screen(text_of(export, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "1 rank, 1 token, 1 head (1 KV)"), (2, "2 ranks, 2 tokens, 2 heads (2 KV)")]
+)
+def test_what_a_run_had_stands_with_its_nouns(count, said, tmp_path):
+    names = ("cp_size", "seq_len", "heads", "kv_heads", "layers")
+    export = TinyExport().kernel("cptrace_cpu::attention", 0, 10).run(**dict.fromkeys(names, count))
+    words = " ".join(text_of(export, tmp_path).split())
+    assert said in words
+    assert f"{count} layer{'s' * (count > 1)}," in words
+
+
 def test_an_emulated_device_is_named_first(tmp_path):
     export = (
         TinyExport().kernel("cptrace_cpu::attention", 0, 10).run(device_kind="cpu-emulated", clock="virtual")
