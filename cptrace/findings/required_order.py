@@ -25,7 +25,7 @@ from cptrace.findings.single_buffer import buffer_waits
 from cptrace.findings.verdict import scheme_missing
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
-from cptrace.units import format_ns
+from cptrace.units import format_ns, plural
 
 CODE: Final = "required-order"
 DATA_FLOW: Final = "data-flow"
@@ -58,12 +58,12 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             form=TRANSFER_BOUND if is_bound else DATA_FLOW,
             severity=INFO,
             summary=(
-                f"{len(rows)} transfers of {scheme_name(case)} are exposed for {format_ns(total_ns)}"
+                f"{plural(len(rows), 'transfer')} of {scheme_name(case)} exposed for {format_ns(total_ns)}"
                 f" ({total_ns / max(window_ns, 1):.1%} of the time, waiting for other ranks apart): "
                 + (
-                    "they take longer than the attention that they can hide behind, or have none to hide behind"
+                    "longer than the attention that can run meanwhile, or with none to hide behind"
                     if is_bound
-                    else "attention needs them before it starts, or makes what they carry"
+                    else "needed before attention starts, or made of what it puts out"
                 )
             ),
             value=total_ns,

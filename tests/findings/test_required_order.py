@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cptrace
+from cptrace.requests import ScopeRequest
 from tests.support.diagnosed import findings, not_looked_for, report_of
+from tests.support.simulated_run import write
 from tests.support.simulated_schemes import FORWARD_KERNEL, Ring, ulysses
 from tests.support.tiny_export import TinyExport
 
@@ -31,6 +34,14 @@ def test_a_ring_whose_transfers_are_longer_than_attention(tmp_path: Path) -> Non
     row = findings(report)[BOUND]
     assert row["value"] == 4 * 3 * 300_000
     assert "More tokens per rank" in row["advice"]
+
+
+def test_one_transfer_is_not_told_as_several(tmp_path: Path) -> None:
+    path = write(
+        Ring(n_ranks=2, transfer_ns=(800_000,), is_forward_only=True).hosts(), tmp_path / "two.sqlite"
+    )
+    report = cptrace.analyze(path, cptrace.AnalyzeOptions(scope=ScopeRequest(ranks=(0,))))
+    assert findings(report)[BOUND]["summary"].startswith("1 transfer of ring attention exposed for 300 us")
 
 
 def test_a_ring_that_hides_its_transfers(tmp_path: Path) -> None:

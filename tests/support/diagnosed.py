@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from tests.support.tiny_export import TinyExport
 
 Row = Mapping[str, Any]
 Key = tuple[str, str | None]
+_ONE_OF_MANY = re.compile(
+    r"(?<![\w.,])1 (\w+ )?(ops|transfers|waits|kernels|steps|ranks|copies|calls|events|are|were)\b"
+    r"|\branks \d+ |\brank \d+ wait\b"
+)
 
 
 def report_of(run: Sequence[Host] | TinyExport, folder: Path, **how: object) -> Report:
@@ -25,6 +30,9 @@ def findings(report: Report) -> dict[Key, Row]:
     """Return all findings by code and form."""
     rows = {(row["code"], row["form"]): row for row in report.rows("findings")}
     assert len(rows) == len(report.rows("findings")), "two findings of one code and form"
+    for row in rows.values():
+        wrong = _ONE_OF_MANY.search(row["summary"])
+        assert wrong is None, f"{row['code']} counts one as several: {row['summary']}"
     return rows
 
 
