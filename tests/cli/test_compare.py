@@ -94,6 +94,7 @@ def test_pages_and_what_lies_beside_them(verb, tmp_path):
     assert (tmp_path / "plotly.min.js").read_text() == "mine"
     check_refused(cptrace(verb, *files, "--format", "html", "--plotlyjs", "directory"), 2, "-o")
     check_refused(cptrace(verb, *files, "--open"), 2, "--format html")
+    check_refused(cptrace(verb, *files, "--plotlyjs", "cdn"), 2, "--plotlyjs", "--format html")
 
 
 def test_open_shows_the_page(tmp_path):
