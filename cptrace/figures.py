@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from cptrace.figure_texts import percent, plain, rank_texts, texts
 from cptrace.names import function_name
 from cptrace.tidy import PARTS
 from cptrace.units import format_bytes, format_bytes_per_s, format_ns
@@ -43,7 +44,6 @@ _AXIS: Final = {
     "tickcolor": "rgba(0,0,0,0)",
 }
 _MAX_SERIES: Final = 8
-_MAX_LABEL: Final = 60
 _MAX_NOTE: Final = 120
 _ROW_PX: Final = 30
 _PLAIN_HEIGHT: Final = 340
@@ -60,11 +60,11 @@ def rank_bars(parts: pd.DataFrame) -> go.Figure:
         rows = parts[parts["part"] == part]
         figure.add_bar(
             name=part,
-            y=_ranks(rows["rank"]),
+            y=rank_texts(rows["rank"]),
             x=rows["duration_ns"] / 1e6,
             orientation="h",
             marker=_fill(COLOURS[part], _PATTERNS.get(part, "")),
-            customdata=_texts(rows["duration_ns"], format_ns),
+            customdata=texts(rows["duration_ns"], format_ns),
             hovertemplate=f"%{{y}}<br>{part} %{{customdata}}<extra></extra>",
         )
     figure.update_layout(barmode="stack", height=_height(parts["rank"].nunique()))
@@ -208,11 +208,11 @@ def memory(peaks: pd.DataFrame) -> go.Figure:
     """
     figure = go.Figure(
         go.Bar(
-            y=_ranks(peaks["rank"]),
+            y=rank_texts(peaks["rank"]),
             x=peaks["peak_memory_bytes"] / 2**20,
             orientation="h",
             marker={"color": COLOURS["compute"]},
-            text=_texts(peaks["peak_memory_bytes"], format_bytes),
+            text=texts(peaks["peak_memory_bytes"], format_bytes),
             showlegend=False,
             textposition="outside",
             cliponaxis=False,
@@ -236,7 +236,7 @@ def findings(recoverable: pd.DataFrame) -> go.Figure:
             x=recoverable["recoverable_ns"] / 1e6,
             orientation="h",
             marker=_fill(COLOURS["comm"], "/"),
-            text=_texts(recoverable["recoverable_ns"], format_ns),
+            text=texts(recoverable["recoverable_ns"], format_ns),
             textposition="outside",
             cliponaxis=False,
             showlegend=False,
@@ -290,14 +290,14 @@ def comparison(metrics: pd.DataFrame, unit: str = "ns") -> go.Figure:
     scale = 1e-6 if unit == "ns" else 100.0
     for number, run in enumerate(rows["run"].drop_duplicates()):
         of_run = rows[rows["run"] == run]
-        show = format_ns if unit == "ns" else _percent
+        show = format_ns if unit == "ns" else percent
         figure.add_bar(
             name=plain(run),
             y=of_run["metric"],
             x=scale * of_run["value"],
             orientation="h",
             marker=_fill(_SERIES[number % len(_SERIES)], ("", "/", "x", ".")[number % 4]),
-            customdata=_texts(of_run["value"], show),
+            customdata=texts(of_run["value"], show),
             hovertemplate="%{y}: %{customdata}",
         )
     n_bars = rows["metric"].nunique() * max(1, rows["run"].nunique())
@@ -345,33 +345,9 @@ def overview(drawn: Sequence[tuple[str, go.Figure]], note: str = "") -> go.Figur
     return whole
 
 
-def plain(text: object, longest: int = _MAX_LABEL) -> str:
-    """Return a text that plotly shows as it is: cut, printable, and no markup, whatever a trace calls things.
-
-    Args:
-        text: Text to show.
-        longest: How many characters of it to show.
-    """
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
-    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _fill(colour: str, shape: str) -> dict[str, Any]:
     """Return a colour with a pattern on it, which tells it apart where colours do not show."""
     return {"color": colour, "pattern": {"shape": shape, "bgcolor": colour, "fgcolor": "#222", "size": 8}}
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
-
-
-def _ranks(ranks: pd.Series) -> list[str]:
-    return [f"rank {rank}" for rank in ranks]
-
-
-def _texts(values: pd.Series, show: Any) -> list[str]:
-    return [show(value) for value in values.tolist()]
 
 
 def _leave_room_for_labels(figure: go.Figure) -> None:

@@ -53,7 +53,9 @@ def test_format_change_ns(ns, text):
     assert units.format_change_ns(ns) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1000, "1,000 steps")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1000, "1,000 steps")]
+)
 def test_plural(count, text):
     assert units.plural(count, "step") == text
 

@@ -10,6 +10,7 @@ import cptrace
 from cptrace import figures, tidy, views
 from cptrace.comparison import compare_reports
 from cptrace.errors import UsageError
+from cptrace.figure_texts import plain
 from cptrace.report import Report
 from cptrace.requests import AnalyzeOptions
 from tests.support.reports import account, finding, report_of_steps
@@ -117,7 +118,7 @@ def test_a_prediction_draws_recorded_beside_predicted():
 
 @pytest.mark.parametrize("name", ["x" * 10_000, "<b>&", "a\x00\x1b\u202e", "%{y}"])
 def test_names_are_shown_as_they_are(name):
-    shown = figures.plain(name)
+    shown = plain(name)
     assert len(shown) < 500
     assert "<" not in shown
     assert shown.isprintable()

@@ -32,7 +32,9 @@ def check_page(format_name: str, output: Path | None, plotlyjs: str, *, is_opene
     if is_opened and (format_name != _PAGE or output is None):
         raise UsageError("--open shows a page in a browser; add --format html and name a file with -o")
     if plotlyjs != PLOTLYJS[0] and format_name != _PAGE:
-        raise UsageError("--plotlyjs says where a page has plotly.js from; add --format html, or leave it out")
+        raise UsageError(
+            "--plotlyjs says where a page has plotly.js from; add --format html, or leave it out"
+        )
     if plotlyjs == _BESIDE and output is None:
         raise UsageError("--plotlyjs directory puts plotly.js beside the page; name a file with -o")
     if plotlyjs == _BESIDE and output is not None:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
-from cptrace import labels
+from cptrace import intervals, labels
+from cptrace.errors import TraceError
+from cptrace.findings import (
+    imbalance,
+    late_launch,
+    missing_event,
+    peer_wait,
+    shared_communicator,
+    shared_stream,
+    single_buffer,
+)
 from cptrace.findings.advice import RINGS, scheme_name
 from cptrace.findings.case import MIN_SHARE, Case
-from cptrace.findings.finding import (
-    INFO,
-    MAX_EVIDENCE,
-    Diagnosis,
-    Explanation,
-    Finding,
-    op_evidence,
-)
-from cptrace.findings.missing_event import inline_syncs
-from cptrace.findings.ranks import find_peer_waits
-from cptrace.findings.shared_stream import accidental
-from cptrace.findings.single_buffer import buffer_waits
-from cptrace.findings.verdict import scheme_missing
-from cptrace.intervals import BoolArray, Int64Array
+from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation, Finding, op_evidence
+from cptrace.findings.verdict import gain_of, scheme_missing
+from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
+from cptrace.replay import Changes, Replayed, combine, replay
 from cptrace.units import format_ns, plural
 
 CODE: Final = "required-order"
@@ -42,14 +44,12 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    required = case.is_what(*labels.COMMUNICATION) & ~_explained(case) & (case.exposed_ns > 0)
-    rows = np.flatnonzero(required)
-    from_ns = _waited_until(case)[rows]
-    exposed = case.exposed_ns[rows] - _waited(case)[rows]
-    window_ns = sum(int((w.pieces.end_ns - w.pieces.start_ns).sum()) for w in case.scope.windows.values())
-    total_ns = case.exposed_together_ns(rows, from_ns, case.end_ns[rows])
+    mended = _mend_others(case)
+    rows = np.flatnonzero(case.is_what(*labels.COMMUNICATION) & case.scope.is_inside)
+    exposed, total_ns, window_ns = _exposed(case, mended, rows)
     if total_ns <= MIN_SHARE * window_ns:
         return ()
+    rows, exposed = rows[exposed > 0], exposed[exposed > 0]
     is_bound = case.recognition.scheme in _OVERLAPPING
     worst = rows[np.lexsort((rows, -exposed))[:MAX_EVIDENCE]].tolist()
     return [
@@ -59,7 +59,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             severity=INFO,
             summary=(
                 f"{plural(len(rows), 'transfer')} of {scheme_name(case)} exposed for {format_ns(total_ns)}"
-                f" ({total_ns / max(window_ns, 1):.1%} of the time, waiting for other ranks apart): "
+                f" ({total_ns / max(window_ns, 1):.1%} of the time, {mended.words}): "
                 + (
                     "longer than the attention that can run meanwhile, or with none to hide behind"
                     if is_bound
@@ -75,31 +75,84 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     ]
 
 
-def _explained(case: Case) -> BoolArray:
-    """Return which ops another finding explains, bool of shape (N,)."""
-    explained = accidental(case)
-    explained[case.stream_before[np.flatnonzero(explained)]] = True
-    explained[buffer_waits(case).transfer] = True
-    explained[inline_syncs(case).producer] = True
-    return explained
+@dataclass(frozen=True, slots=True)
+class _Mended:
+    """The run as it would be without what other findings explain.
+
+    Attributes:
+        times: When ops start and end.
+        duration_ns: Duration of each op from the last arrival of its participants, int64 of shape (N,).
+        words: What is left out, for people.
+    """
+
+    times: Replayed
+    duration_ns: Int64Array
+    words: str
 
 
-def _waited(case: Case) -> Int64Array:
-    """Return how much of each op's exposed time is waiting for other ranks, int64 of shape (N,)."""
-    waited = np.zeros(len(case.ops), np.int64)
-    waits = find_peer_waits(case)
-    if not isinstance(waits, NotApplicable):
-        waited[waits.rows] = waits.exposed_ns
-    return waited
+def _mend_others(case: Case) -> _Mended:
+    """Return the run without what other findings explain: exposure that goes with them is not required."""
+    recording = case.recording
+    made = Changes()
+    n_causes = 0
+    for find_changes in _OTHERS:
+        other = find_changes(case)
+        if gain_of(case, other) is not None and other is not None:
+            made, n_causes = combine(made, other, recording.duration_ns), n_causes + 1
+    duration = recording.duration_ns if made.duration_ns is None else made.duration_ns
+    if not n_causes:
+        return _Mended(Replayed(case.start_ns, case.end_ns), duration, "waiting for other ranks apart")
+    try:
+        return _Mended(replay(recording, made), duration, "with the other findings mended")
+    except TraceError:  # two fixes contradict each other: then what was recorded is all there is to go by
+        return _Mended(Replayed(case.start_ns, case.end_ns), duration, "waiting for other ranks apart")
 
 
-def _waited_until(case: Case) -> Int64Array:
-    """Return until when each op waits for other ranks; its start where it does not, int64 of shape (N,)."""
-    until = case.start_ns.copy()
-    waits = find_peer_waits(case)
-    if not isinstance(waits, NotApplicable):
-        until[waits.rows] = waits.until_ns
-    return until
+def _exposed(case: Case, mended: _Mended, rows: Int64Array) -> tuple[Int64Array, int, int]:
+    """Return how much of each transfer is exposed, how much of all together, and the time of the windows, in ns.
+
+    Args:
+        case: Case.
+        mended: When what runs.
+        rows: Rows of transfers, int64 of shape (M,).
+    """
+    start, end = mended.times
+    moving = np.maximum(start[rows], end[rows] - mended.duration_ns[rows])
+    exposed, total_ns, window_ns = np.zeros(len(rows), np.int64), 0, 0
+    for rank in case.scope.ranks:
+        window = _window(case, mended.times, rank)
+        busy = np.flatnonzero(case.is_compute & (case.rank == rank))
+        free = intervals.gaps(intervals.union(Intervals(start[busy], end[busy])), window)
+        mine = np.flatnonzero(case.rank[rows] == rank)
+        exposed[mine] = intervals.covered_ns(free, moving[mine], end[rows[mine]])
+        parts = intervals.union(Intervals(moving[mine], end[rows[mine]]))
+        total_ns += intervals.total_ns(intervals.intersect(parts, free))
+        window_ns += intervals.total_ns(window)
+    return exposed, total_ns, window_ns
+
+
+def _window(case: Case, times: Replayed, rank: int) -> Intervals:
+    """Return the united steps of a rank: as recorded, or from the first to the last op of each where times are new."""
+    if times.start_ns is case.start_ns or not case.has_steps:
+        return case.scope.windows[rank].pieces
+    op, step = case.steps
+    mine = case.rank[op] == rank
+    of_step = pd.DataFrame(
+        {"step": step[mine], "start": times.start_ns[op[mine]], "end": times.end_ns[op[mine]]}
+    ).groupby("step")
+    return intervals.union(Intervals(of_step["start"].min().to_numpy(), of_step["end"].max().to_numpy()))
+
+
+_OTHERS: Final[tuple[Callable[[Case], Changes | None], ...]] = (
+    missing_event.changes,
+    shared_stream.changes,
+    single_buffer.changes,
+    shared_communicator.changes,
+    late_launch.changes,
+    peer_wait.straggler_changes,
+    peer_wait.slow_link_changes,
+    imbalance.changes,
+)
 
 
 def _advice(case: Case, *, is_bound: bool) -> str:
@@ -133,8 +186,8 @@ DIAGNOSIS: Final = Diagnosis(
         " it and the output after it, a plain all-gather all K and V. No stream, event or buffer changes that. Form"
         " data-flow: the scheme cannot overlap it. Form transfer-bound: the scheme overlaps, but transfers are longer"
         " than the attention beside them.",
-        detected="Exposed communication of a recognised scheme that no accidental order, buffer or blocked host"
-        " explains. Waiting for other ranks is taken off: see peer-wait. What the cause is removed by is another"
+        detected="Communication of a recognised scheme that is exposed even in a replay in which all other findings are"
+        " mended. Waiting for other ranks is taken off: see peer-wait. What the cause is removed by is another"
         " scheme, so no gain is predicted.",
         looks="nccl kernel, attention kernel, nccl kernel, with gaps in the compute row as long as the transfers.",
         fix="Chunk by heads, slice and prefetch, or use a scheme whose transfers have attention to hide behind.",

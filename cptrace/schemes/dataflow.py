@@ -151,7 +151,8 @@ _FROM_HEADS: Final = Kind(ALL_TO_ALL, OUTPUTS)
 _ULYSSES: Final = (
     Need(_ATTENTION, _TO_HEADS),
     Need(_FROM_HEADS, _ATTENTION),
-    Need(_FROM_HEADS, _MERGE),
+    # Chunks that share K and V sum their gradients before they are sent.
+    Need(Kind(ALL_TO_ALL, ("dk", "dv")), _MERGE, 0, _BACKWARD),
     *_packed(ALL_TO_ALL, "q", "k", "v", "dout"),
     Need(_unpacks(*OUTPUTS), _FROM_HEADS, ALL_HOPS),
 )

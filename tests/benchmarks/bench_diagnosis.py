@@ -26,6 +26,7 @@ from pathlib import Path
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, UsageError
 from cptrace.faults import FAULTS, find_fault, parse_fault
+from cptrace.findings.case import MIN_SHARE
 from cptrace.schemes import SCHEMES
 
 SERIALISING = ("shared-stream", "host-sync", "single-buffer", "shared-communicator")
@@ -40,6 +41,8 @@ ALARMS = (
 )
 """Findings that a run without a fault must not have."""
 NO_FAULT = "(none)"
+ALWAYS_FOUND = ("no-wait", "late-launch")
+"""Faults that are to be found though they lengthen no step: a race, and a pause between steps."""
 MAX_PREDICTION_ERROR = {"virtual": 0.02, "paced": 0.10}
 MIN_RIGHT = {"virtual": 1.0, "paced": 0.95}
 
@@ -285,8 +288,23 @@ def with_sound_runs(todo: Sequence[Trial]) -> list[Trial]:
     return [*(Trial(spec, ()) for spec in missing), *todo]
 
 
+def costless(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts of faults that lengthen the step by no more than a finding is worth: nothing is to be"
+    " found."""
+    sound = {verdict.trial.spec: verdict.step_ns for verdict in verdicts if not verdict.trial.faults}
+    found = []
+    for verdict in verdicts:
+        without = sound.get(replace(verdict.trial.spec, faults=()))
+        has_cost = without is None or verdict.step_ns > (1 + MIN_SHARE) * without
+        if verdict.trial.faults and not has_cost and verdict.trial.injected not in ALWAYS_FOUND:
+            found.append(verdict)
+    return found
+
+
 def report(verdicts: Sequence[Verdict], clock: str) -> tuple[str, bool]:
     """Return all tables as text, and whether every target is met."""
+    left_out = [verdict for verdict in costless(verdicts) if not verdict.is_right]
+    verdicts = [verdict for verdict in verdicts if verdict not in left_out]
     errors = prediction_errors(verdicts)
     wrong = [verdict for verdict in verdicts if not verdict.is_right]
     parts = ["\n".join(confusion(verdicts)), "\n".join(rates(verdicts)), "\n".join(predictions(errors))]
@@ -297,6 +315,7 @@ def report(verdicts: Sequence[Verdict], clock: str) -> tuple[str, bool]:
     parts += [
         f"wrong: {describe(v.trial)}\n       {', '.join(v.findings) or 'no finding'}" for v in wrong[:40]
     ]
+    parts += [f"costs nothing at these sizes, not counted: {describe(v.trial)}" for v in left_out]
     limit = MAX_PREDICTION_ERROR[clock]
     far = [(error, v) for of_fault in errors.values() for error, v in of_fault if abs(error) > limit]
     if clock == "virtual":

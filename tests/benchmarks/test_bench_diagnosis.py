@@ -23,10 +23,10 @@ SPEC = RunSpec(clock="virtual")
 
 
 def verdict(
-    *findings: str, faults: tuple[str, ...] = (), ranks=None, predicted=None, step_ns=100.0
+    *findings: str, faults: tuple[str, ...] = (), ranks=None, predicted=None, step_ns=None
 ) -> Verdict:
     spec = replace(SPEC, faults=faults)
-    n = len(findings)
+    n, step_ns = len(findings), step_ns or (150.0 if faults else 100.0)
     return Verdict(
         Trial(spec, faults), findings, ranks or (None,) * n, step_ns, predicted or (None,) * n, 0, 0
     )
@@ -84,3 +84,10 @@ def test_a_few_runs_are_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--schemes ring --faults single-buffer --cp-sizes 4 --seeds 0 --steps 1 --workers 1 --check"
     assert main(options.split()) == 0
     assert "single-buffer" in capsys.readouterr().out
+
+
+def test_a_fault_that_costs_nothing_need_not_be_found() -> None:
+    hidden = verdict(faults=("slow-link:1",), step_ns=100.5)
+    assert report([verdict(), hidden], "virtual")[1]
+    assert not report([verdict(), replace(hidden, step_ns=102.0)], "virtual")[1]
+    assert not report([verdict(), verdict(faults=("no-wait",), step_ns=100.0)], "virtual")[1]

@@ -34,7 +34,7 @@ LAYERS = (
     ("cptrace.findings",),
     ("cptrace.what_if",),
     ("cptrace.tidy",),
-    ("cptrace.figures",),
+    ("cptrace.figure_texts", "cptrace.figures"),
     ("cptrace.renderers",),
     ("cptrace.exports",),
     ("cptrace.capture",),

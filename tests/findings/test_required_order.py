@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import cptrace
 from cptrace.requests import ScopeRequest
 from tests.support.diagnosed import findings, not_looked_for, report_of
@@ -54,13 +56,23 @@ def test_what_another_finding_explains_is_not_required(tmp_path: Path) -> None:
     assert set(findings(report)) == {("single-buffer", None)}
 
 
-def test_waiting_for_another_rank_is_not_transfer(tmp_path: Path) -> None:
-    """One rank at half the speed: of what the others expose, waiting for it is one part and transfer is the other."""
-    ring = Ring(attention_ns=(500_000, 500_000, 1_000_000, 500_000), is_forward_only=True)
-    report = report_of(ring.hosts(), tmp_path)
-    found = findings(report)
-    exposed = sum(row["exposed_comm_ns"] for row in report.rows("ranks"))
-    assert found[BOUND]["value"] + found["peer-wait", "straggler"]["value"] == exposed
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_ns": (500_000, 500_000, 1_000_000, 500_000)},
+        {"n_buffers": 1},
+        {"blocks_host": True},
+        {"pause_ns": 600_000},
+    ],
+    ids=["straggler", "single-buffer", "host-sync", "late-launch"],
+)
+def test_what_other_causes_expose_is_not_required(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Backward the last transfer is required, and no more of it than in the run without the other cause."""
+    sound = findings(report_of(Ring().hosts(), tmp_path))
+    found = findings(report_of(Ring().but(**changes).hosts(), tmp_path))
+    assert len(found) == len(sound) + 1
+    required = found[BOUND]["value"] if BOUND in found else 0
+    assert required == pytest.approx(sound[BOUND]["value"] if BOUND in sound else 0, rel=0.06, abs=20_000)
 
 
 def test_two_transfers_that_are_exposed_at_once_count_once(tmp_path: Path) -> None:
