@@ -72,7 +72,12 @@ def test_a_dry_run_prints_a_command_that_runs_and_runs_nothing(
     comment, command = done.out.splitlines()
     assert comment == "# profiler recorder: an emulated device records itself, exactly"
     words = shlex.split(command)
-    assert words[1:5] == ["-P", "-m", "instrumented.run", "--spec"]  # no module of the current folder is taken
+    assert words[1:5] == [
+        "-P",
+        "-m",
+        "instrumented.run",
+        "--spec",
+    ]  # no module of the current folder is taken
     assert RunSpec.from_json(words[5]) == RunSpec(seq_len=256)
     assert list(tmp_path.iterdir()) == []
 
