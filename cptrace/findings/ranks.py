@@ -65,8 +65,10 @@ class RankSpeeds:
             return None
         worst = int(np.argmax(ratios))
         others = np.delete(ratios, worst)
-        is_alone = others.max() <= _ALIKE * others.min() and ratios[worst] >= threshold * others.max()
-        return worst if is_alone else None
+        spread, lead = others.max() / others.min() - 1, ratios[worst] / others.max() - 1
+        # Alike, or at least much more alike than the one is to them: on a busy machine no two are the same.
+        are_alike = spread <= max(_ALIKE - 1, lead / 4)
+        return worst if are_alike and lead >= threshold - 1 else None
 
 
 def find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
