@@ -157,6 +157,15 @@ def _categorical(codes: npt.NDArray[np.int8], texts: tuple[str, ...]) -> pd.Cate
     return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
 
+def is_attention(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which ops compute attention, bool of shape (N,).
+
+    Args:
+        ops: Classified device work of N rows.
+    """
+    return np.isin(ops["rule"].cat.codes.to_numpy(), [RULE_NAMES.index(name) for name in ATTENTION_RULES])
+
+
 def _rules_by_name(ops: pd.DataFrame) -> npt.NDArray[np.int8]:
     """Return the index of the rule for each op, by its kind and name alone."""
     names = ops["name"].cat

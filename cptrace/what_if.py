@@ -19,7 +19,6 @@ import numpy as np
 from cptrace import labels
 from cptrace.analyses import make_scope
 from cptrace.analyses.scope import device_work_missing
-from cptrace.classify import COMPUTE, ROLES
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case
 from cptrace.intervals import BoolArray, Int64Array
@@ -316,9 +315,7 @@ def _scaled(case: Case, options: WhatIfOptions) -> tuple[Changes, list[str]]:
             f"each transfer{where} takes {options.transfer_scale:g} times as long once all that take part have arrived"
         )
     if options.compute_scale is not None:
-        duration[(case.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE)) & here] *= (
-            options.compute_scale
-        )
+        duration[case.is_compute & here] *= options.compute_scale
         said.append(
             f"each compute operation{where} takes {options.compute_scale:g} times as long; copies do not"
         )

@@ -22,7 +22,7 @@ import pandas as pd
 
 from cptrace import intervals
 from cptrace.analyses.scope import Scope
-from cptrace.classify import ATTENTION_RULES, COMM, ROLES, RULE_NAMES
+from cptrace.classify import COMM, ROLES, is_attention
 from cptrace.dependencies import Dependencies
 from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array, Intervals
@@ -114,13 +114,11 @@ def by_cause(scope: Scope, causes: StartCauses) -> pd.DataFrame:
     """
     ops = scope.trace.ops
     role = ops["role"].cat.codes.to_numpy()
-    is_attention = np.isin(
-        ops["rule"].cat.codes.to_numpy(), [RULE_NAMES.index(name) for name in ATTENTION_RULES]
-    )
-    rows = np.flatnonzero(scope.is_inside & ((role == ROLES.index(COMM)) | is_attention))
+    attention = is_attention(ops)
+    rows = np.flatnonzero(scope.is_inside & ((role == ROLES.index(COMM)) | attention))
     keys = (
         ops["rank"].to_numpy()[rows],
-        is_attention[rows].astype(np.int64),
+        attention[rows].astype(np.int64),
         causes.cause[rows].astype(np.int64),
     )
     slot, first = number_groups(*keys)

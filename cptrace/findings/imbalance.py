@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from cptrace.classify import ATTENTION_RULES, RULE_NAMES
+from cptrace.classify import is_attention
 from cptrace.findings.advice import run_number
 from cptrace.findings.case import Case
 from cptrace.findings.finding import (
@@ -92,7 +92,7 @@ def changes(case: Case) -> Changes | None:
     totals = list(_totals(case).values())
     # The rank with most work sets the pace. With the mean in place of it, each of its ops is that much shorter, and so
     # are those of others, which have fewer of the same size. In the steps before too: who was early there would wait.
-    duration, attention = case.recording.duration_ns.copy(), _is_attention(case)
+    duration, attention = case.recording.duration_ns.copy(), is_attention(case.ops)
     ratio = sum(totals) / len(totals) / max(*totals, 1)
     duration[attention] = np.rint(duration[attention] * ratio).astype(np.int64)
     return Changes(duration_ns=duration)
@@ -148,13 +148,8 @@ def _is_by_design(case: Case) -> bool:
     return _is_contiguous_causal(case) and case.scope.trace.meta.run.get("scheme") == _CONTIGUOUS_SCHEME
 
 
-def _is_attention(case: Case) -> BoolArray:
-    rule = case.ops["rule"].cat.codes.to_numpy()
-    return np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
-
-
 def _attention(case: Case) -> BoolArray:
-    return _is_attention(case) & case.scope.is_inside
+    return is_attention(case.ops) & case.scope.is_inside
 
 
 def _evidence(case: Case, attention: BoolArray, ranks: Sequence[int]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import is_worth
+from cptrace.findings.verdict import gain_of
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -54,8 +54,8 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
     made = changes(case)
     if made is None or _is_little(case, rows, late_ns):
         return ()
-    prediction = case.predict(made)
-    if not is_worth(case, prediction):
+    prediction = gain_of(case, made)
+    if prediction is None:
         return ()
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()

@@ -9,7 +9,7 @@ import numpy as np
 
 from cptrace import labels
 from cptrace.analyses.start_causes import QUEUE_ORDER
-from cptrace.classify import ATTENTION_RULES, RULE_NAMES
+from cptrace.classify import is_attention
 from cptrace.findings.case import Case
 from cptrace.findings.finding import (
     LOW,
@@ -95,9 +95,7 @@ def changes(case: Case) -> Changes | None:
 
 def _late(case: Case) -> BoolArray:
     """Return which communication and attention ops have a large residual that no turn at a resource explains."""
-    rule = case.ops["rule"].cat.codes.to_numpy()
-    is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
-    late = case.has_cause(QUEUE_ORDER) & (case.is_comm | is_attention | case.is_what(labels.MERGE))
+    late = case.has_cause(QUEUE_ORDER) & (case.is_comm | is_attention(case.ops) | case.is_what(labels.MERGE))
     late &= case.scope.is_inside
     late[case.recording.resources.consumer] = False
     return late

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.classify import ATTENTION_RULES, COMPUTE, ROLES, RULE_NAMES
+from cptrace.classify import is_attention
 from cptrace.findings.case import Case
 from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
@@ -115,12 +115,11 @@ def _find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
 
 def _find_speeds(case: Case) -> RankSpeeds:
     ranks = case.scope.ranks
-    rule = case.ops["rule"].cat.codes.to_numpy()
-    is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES]) & case.scope.is_inside
-    is_compute = (case.ops["role"].cat.codes.to_numpy() == ROLES.index(COMPUTE)) & case.scope.is_inside
+    attention = is_attention(case.ops) & case.scope.is_inside
+    is_compute = case.is_compute & case.scope.is_inside
     duration = case.end_ns - case.start_ns
-    totals = np.array([duration[is_attention & (case.rank == rank)].sum() for rank in ranks], np.float64)
-    counts = np.array([np.count_nonzero(is_attention & (case.rank == rank)) for rank in ranks], np.int64)
+    totals = np.array([duration[attention & (case.rank == rank)].sum() for rank in ranks], np.float64)
+    counts = np.array([np.count_nonzero(attention & (case.rank == rank)) for rank in ranks], np.int64)
     is_transfer = case.is_comm & case.scope.is_inside
     return RankSpeeds(
         ranks=ranks,

@@ -110,32 +110,6 @@ def _sorts(case: Case) -> Int64Array:
     return sort
 
 
-def sort_edges(case: Case, freed: BoolArray) -> Edges:
-    """Return the edges that keep each sort of op in order in the streams of freed ops.
-
-    With streams of their own compute stays in its order, and so do the transfers of each channel.
-
-    Args:
-        case: Case.
-        freed: Ops that no longer wait for the op before them, bool of shape (N,).
-    """
-    queue = case.dependencies.queue
-    rows = np.flatnonzero(np.isin(queue, np.unique(queue[freed])))
-    sort = _sort_of_op(case)[rows]
-    order = np.lexsort((rows, sort, queue[rows]))  # rows are in stream order within a stream
-    ordered, sort = rows[order], sort[order]
-    is_next = (np.diff(queue[ordered]) == 0) & (np.diff(sort) == 0)
-    return Edges(ordered[:-1][is_next], ordered[1:][is_next])
-
-
-def _sort_of_op(case: Case) -> Int64Array:
-    """Return the sort of each op: its channel, and -1 for all that is no transfer; int64 of shape (N,)."""
-    assert case.flow is not None
-    sort = np.where(case.is_comm, len(case.flow.channels) + 1, -1)
-    sort[case.places.rows] = case.flow.channel()
-    return np.asarray(sort, np.int64)
-
-
 def behind_needed(case: Case, edges: Edges) -> Edges:
     """Return edges in which each producer is replaced by the nearest op of its stream that the consumer stays behind.
 

@@ -11,7 +11,7 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
-from cptrace.findings.rewire import buffer_edges, join, needed_edges, sort_edges, stream_edges
+from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
@@ -72,7 +72,7 @@ def changes(case: Case) -> Changes | None:
     freed = accidental(case)
     if not freed.any():
         return None
-    edges = join(stream_edges(case, freed), sort_edges(case, freed), needed_edges(case), buffer_edges(case))
+    edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
     return Changes(drop_previous=freed, added_producer=edges.producer, added_consumer=edges.consumer)
 
 

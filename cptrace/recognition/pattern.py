@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import labels
-from cptrace.classify import ATTENTION_RULES, COMM, COMPUTE, ROLES, RULE_NAMES
+from cptrace.classify import COMM, COMPUTE, ROLES, RULE_NAMES, is_attention
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import names_match
 from cptrace.recognition.places import BY_PATTERN, Kinds, Places, no_places
@@ -55,12 +55,12 @@ def places_by_pattern(trace: Trace) -> Places:
     """
     ops = trace.ops
     rule, role = (ops[name].cat.codes.to_numpy() for name in ("rule", "role"))
-    is_attention = np.isin(rule, [RULE_NAMES.index(name) for name in ATTENTION_RULES])
-    attention = is_attention & ~names_match(ops["name"], _HELPER)
+    any_attention = is_attention(ops)
+    attention = any_attention & ~names_match(ops["name"], _HELPER)
     is_comm = (role == ROLES.index(COMM)) & ops["collective"].isin(_SCHEME_COLLECTIVES).to_numpy()
     if not attention.any() or not is_comm.any():
         return no_places()
-    is_gemm = (rule == RULE_NAMES.index(_GEMM_RULE)) | (names_match(ops["name"], _GEMM) & ~is_attention)
+    is_gemm = (rule == RULE_NAMES.index(_GEMM_RULE)) | (names_match(ops["name"], _GEMM) & ~any_attention)
     is_between = (role == ROLES.index(COMPUTE)) & ~is_gemm & ~attention
     rows, block = _blocks(ops, attention, attention | is_comm | is_between, is_gemm)
     return _placed(ops, rows, block, attention, is_comm)

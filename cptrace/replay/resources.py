@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cptrace.classify import ATTENTION_RULES, COMM, RULE_NAMES
+from cptrace.classify import COMM, is_attention
 from cptrace.intervals import BoolArray, Int64Array
 
 DEVICE: Final = "device"
@@ -54,8 +54,7 @@ def find_resource_edges(ops: pd.DataFrame, queue: Int64Array, residual_ns: Int64
 
 def _attention_turns(ops: pd.DataFrame, queue: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return neighbours among the attention kernels of a device, in different streams and one after the other."""
-    codes = [RULE_NAMES.index(name) for name in ATTENTION_RULES]
-    rows = np.flatnonzero(np.isin(ops["rule"].cat.codes.to_numpy(), codes))
+    rows = np.flatnonzero(is_attention(ops))
     rank = ops["rank"].to_numpy()
     rows = rows[np.argsort(rank[rows], kind="stable")]
     first, second = rows[:-1], rows[1:]
