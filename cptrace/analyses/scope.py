@@ -103,6 +103,10 @@ class Scope:
     is_inside: BoolArray
     arrivals: Arrivals | NotApplicable
 
+    def without_compute(self, rank: int) -> Intervals:
+        """Return the instants of a rank's window in which no compute runs: what communicates then is exposed."""
+        return intervals.gaps(self.activities[rank].compute, self.windows[rank].pieces)
+
 
 def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
     """Return why an analysis of device work cannot be made, or None where there is device work.

@@ -145,7 +145,7 @@ def _exposed(scope: Scope, rows: Int64Array, slot: Int64Array, n_slots: int) -> 
     ops = scope.trace.ops
     start, end, rank = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "rank"))
     is_comm = (ops["role"] == COMM).to_numpy()[rows]
-    free = {r: intervals.gaps(scope.activities[r].compute, scope.windows[r].pieces) for r in scope.ranks}
+    free = {number: scope.without_compute(number) for number in scope.ranks}
     exposed = np.zeros(n_slots, np.int64)
     for number in np.unique(slot[is_comm]).tolist():
         mine = np.flatnonzero(slot == number)

@@ -169,7 +169,7 @@ class Case:
         for number in self.scope.ranks:
             mine = rank == number
             parts = intervals.union(Intervals(start_ns[mine], end_ns[mine]))
-            free = intervals.gaps(self.scope.activities[number].compute, self.scope.windows[number].pieces)
+            free = self.scope.without_compute(number)
             total += intervals.total_ns(intervals.intersect(parts, free))
         return total
 
@@ -256,7 +256,7 @@ def _exposed(scope: Scope) -> Int64Array:
     start, end, rank = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "rank"))
     for number in scope.ranks:
         mine = np.flatnonzero(rank == number)
-        free = intervals.gaps(scope.activities[number].compute, scope.windows[number].pieces)
+        free = scope.without_compute(number)
         exposed[rows[mine]] = intervals.covered_ns(free, start[mine], end[mine])
     return exposed
 

@@ -43,8 +43,8 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     speeds, attention, totals = find_speeds(case), _attention(case), _totals(case)
     mean = sum(totals.values()) / len(totals)
@@ -74,8 +74,8 @@ def find(case: Case) -> Sequence[Finding]:
                 "Use a layout that gives every rank as much work: zigzag (rank r holds chunks r and 2P-1-r) or striped"
                 " (token-cyclic). Positions and masks must follow the layout."
             ),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=_evidence(case, attention, (most, least)),
         )
     ]

@@ -51,11 +51,10 @@ def find(case: Case) -> Sequence[Finding]:
 def _find_in_steps(case: Case) -> Sequence[Finding]:
     rows = late_ops(case)
     late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
-    made = changes(case)
-    if made is None or _is_little(case, rows, late_ns):
+    if not len(rows) or _is_little(case, rows, late_ns):
         return ()
-    prediction = gain_of(case, made)
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
@@ -81,8 +80,8 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
                 " allocation) out of the launching thread, and pin the process to cores near its GPU. The prediction is"
                 f" for a host that needs at most {KEEPS_UP_NS // 1000} us from one launch to the next."
             ),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=[op_evidence(case, row, "started right after its launch") for row in worst],
         )
     ]

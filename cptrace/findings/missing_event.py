@@ -59,8 +59,8 @@ class _Inline(NamedTuple):
 
 
 def _find_host_sync(case: Case) -> Sequence[Finding]:
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     inline = inline_syncs(case)
     inside = case.scope.is_inside[inline.following]
@@ -83,8 +83,8 @@ def _find_host_sync(case: Case) -> Sequence[Finding]:
             unit="ns",
             confidence=confidence_of(case) if case.flow is not None else MEDIUM,
             advice=_HOST_SYNC_ADVICE,
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=pair_evidence(
                 case,
                 inline.following,

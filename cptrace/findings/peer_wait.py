@@ -31,7 +31,7 @@ from cptrace.findings.ranks import (
     find_peer_waits,
     find_speeds,
 )
-from cptrace.findings.verdict import is_worth
+from cptrace.findings.verdict import gain_of
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
 from cptrace.units import format_ns
@@ -62,9 +62,11 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     if isinstance(waits, NotApplicable):
         return waits
     speeds = find_speeds(case)
-    roots = [root for root in (_straggler(case, speeds), _slow_link(case, speeds)) if root is not None]
-    predicted = [(root, case.predict(root.changes)) for root in roots]
-    found = [_of_root(case, waits, *pair) for pair in predicted if is_worth(case, pair[1])]
+    found = []
+    for find_root, fix in ((_straggler, straggler_changes), (_slow_link, slow_link_changes)):
+        root, gain = find_root(case, speeds), gain_of(case, fix)
+        if root is not None and gain is not None:
+            found.append(_of_root(case, waits, root, gain.prediction))
     if found:
         return found
     total_ns = case.exposed_together_ns(waits.rows, case.start_ns[waits.rows], waits.until_ns)

@@ -44,8 +44,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             "on the emulated device with the paced or the real clock an op starts when its thread is woken up, which"
             " says nothing about queues; use --clock virtual",
         )
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     if unknown_waits_share(case) > MAX_UNKNOWN_WAITS:
         return NotApplicable(
@@ -76,8 +76,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
                 " (it must be set before CUDA starts). Else the device was full: give the communication stream a higher"
                 " priority (torch.cuda.Stream(priority=-1)) or leave it SMs (NCCL_MAX_CTAS, smaller attention grids)."
             ),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=[op_evidence(case, row, "started long after it could have") for row in worst],
         )
     ]

@@ -108,7 +108,7 @@ def _find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
     exposed = np.zeros(len(rows), np.int64)
     for rank in case.scope.ranks:
         mine = np.flatnonzero(case.rank[rows] == rank)
-        free = intervals.gaps(case.scope.activities[rank].compute, case.scope.windows[rank].pieces)
+        free = case.scope.without_compute(rank)
         exposed[mine] = intervals.covered_ns(free, start[rows[mine]], last_ns[is_early][mine])
     return PeerWaits(rows, late[rows], exposed, last_ns[is_early])
 

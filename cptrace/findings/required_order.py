@@ -96,9 +96,9 @@ def _mend_others(case: Case) -> _Mended:
     made = Changes()
     n_causes = 0
     for find_changes in _OTHERS:
-        other = find_changes(case)
-        if gain_of(case, other) is not None and other is not None:
-            made, n_causes = combine(made, other, recording.duration_ns), n_causes + 1
+        gain = gain_of(case, find_changes)
+        if gain is not None:
+            made, n_causes = combine(made, gain.changes, recording.duration_ns), n_causes + 1
     duration = recording.duration_ns if made.duration_ns is None else made.duration_ns
     if not n_causes:
         return _Mended(Replayed(case.start_ns, case.end_ns), duration, "waiting for other ranks apart")

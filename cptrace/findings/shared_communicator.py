@@ -36,8 +36,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     freed, turns = _behind_other_channel(case), _turns(case)
     resources = case.recording.resources
@@ -64,8 +64,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
                 f" {scheme_name(case)}: transfers of one group always run one after another, whatever streams they"
                 " are issued on, and every rank must create the groups in the same order."
             ),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=pair_evidence(
                 case,
                 delayed,

@@ -28,8 +28,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     delayed = np.flatnonzero(accidental(case))
     delayed = delayed[case.is_measured(delayed)]
@@ -52,8 +52,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             unit="ns",
             confidence=confidence_of(case),
             advice=_advice(case),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=pair_evidence(
                 case, delayed, culprit, exposed, ("waits in the stream", "is ahead in the same stream")
             ),

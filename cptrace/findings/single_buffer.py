@@ -36,8 +36,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
-    prediction = gain_of(case, changes(case))
-    if prediction is None:
+    gain = gain_of(case, changes)
+    if gain is None:
         return ()
     waits = buffer_waits(case)
     waits = _Waits(*(rows[case.is_measured(waits.transfer)] for rows in waits))
@@ -57,8 +57,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             unit="ns",
             confidence=confidence_of(case),
             advice=_advice(case),
-            recoverable_ns=prediction.recoverable_ns,
-            predicted_step_ns=prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns,
+            predicted_step_ns=gain.prediction.step_ns,
             evidence=pair_evidence(
                 case,
                 waits.transfer,

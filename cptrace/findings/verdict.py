@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from cptrace.findings.case import MIN_SHARE, Case, Prediction
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
@@ -15,27 +16,37 @@ MAX_UNKNOWN_WAITS: Final = 0.05
 _MIN_KNOWN_LAUNCHES: Final = 0.95
 
 
-def is_worth(case: Case, prediction: Prediction) -> bool:
-    """Return whether a change gives enough of the step's time to be said.
+class Gain(NamedTuple):
+    """A change that is worth saying, and what it would give.
+
+    Attributes:
+        changes: What is different.
+        prediction: What that would give.
+    """
+
+    changes: Changes
+    prediction: Prediction
+
+
+def gain_of(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain | None:
+    """Return a finding's change and what it would give; None where it changes nothing, or gives too little.
+
+    Several findings ask for the same one, and a replay takes its time: each is made once.
 
     Args:
         case: Case.
-        prediction: What the change would give.
+        find_changes: Returns what is different; None for nothing.
     """
-    return prediction.recoverable_ns > MIN_SHARE * case.step_ns
+    name = f"gain of {find_changes.__module__}.{find_changes.__qualname__}"
+    return case.remembered(name, lambda case: _gain(case, find_changes(case)))
 
 
-def gain_of(case: Case, made: Changes | None) -> Prediction | None:
-    """Return what a change would give; None where there is nothing to change, or too little to gain.
-
-    Args:
-        case: Case.
-        made: What is different; None for nothing.
-    """
+def _gain(case: Case, made: Changes | None) -> Gain | None:
     if made is None:
         return None
     prediction = case.predict(made)
-    return prediction if is_worth(case, prediction) else None
+    is_worth = prediction.recoverable_ns > MIN_SHARE * case.step_ns
+    return Gain(made, prediction) if is_worth else None
 
 
 def confidence_of(case: Case) -> str:
@@ -97,7 +108,6 @@ __all__ = [
     "confidence_of",
     "gain_of",
     "has_unknown_waits",
-    "is_worth",
     "lower",
     "scheme_missing",
     "unknown_waits_share",
