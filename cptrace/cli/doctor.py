@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cptrace.cli.output import fit_lines, terminal_width, write_output
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 
 if TYPE_CHECKING:
     from cptrace.doctor import Finding
@@ -19,14 +19,7 @@ SCHEMA: Final = "cptrace.doctor/1"
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="Text for people, or JSON.",
-)
+@text_or_json()
 def doctor(output_format: str) -> None:
     """Say what is here to run and record with, what each lack costs, and how to mend it.
 

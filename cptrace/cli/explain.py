@@ -11,7 +11,7 @@ import click
 
 from cptrace.capture.run_spec import RunSpec
 from cptrace.cli.output import terminal_width
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 from cptrace.faults import FAULTS, FaultInfo, reason_not_applicable
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ _BY_THEMSELVES: Final = (
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("code", metavar="[CODE]", required=False)
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="Text for people, or JSON.",
-)
+@text_or_json()
 def explain(code: str | None, output_format: str) -> None:
     """Say what a finding means: how it is detected, how it looks in the timeline, how to mend it.
 

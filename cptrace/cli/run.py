@@ -33,7 +33,7 @@ from cptrace.cli.run_output import (
     scratch_beside,
 )
 from cptrace.cli.run_text import describe_failure, describe_outcome
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 from cptrace.errors import RunError
 from cptrace.faults import FAULTS
 from cptrace.impls import IMPLS, require_impl
@@ -202,14 +202,7 @@ _FAULT_LIST: Final = "\b\nFaults, and the finding that each must cause:\n" + "\n
     show_default=True,
     help="Compare results with float64 on one device: out, dq, dk and dv, or a model's loss and gradients.",
 )
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="What to print: text with the analysis, or the run's description as JSON.",
-)
+@text_or_json("What to print: text with the analysis, or the run's description as JSON.")
 @click.option(
     "-o",
     "--output",

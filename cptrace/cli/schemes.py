@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from cptrace.cli.output import fit_lines, terminal_width
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 from cptrace.schemes import SCHEMES, SchemeInfo
 
 _NAME_WIDTH: Final = 14
@@ -19,14 +19,7 @@ _SYMBOLS: Final = (
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="Text for people, or a JSON list.",
-)
+@text_or_json("Text for people, or a JSON list.")
 def schemes(output_format: str) -> None:
     """List the context-parallel schemes that `cptrace run` knows, with what each one sends."""
     if output_format == "json":

@@ -8,7 +8,7 @@ import click
 
 from cptrace.cli.analyze import compile_pattern
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
-from cptrace.cli.settings import CONTEXT_SETTINGS
+from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 from cptrace.gates import CODES
 from cptrace.requests import ReadOptions, ScopeRequest, WhatIfOptions, parse_window
 
@@ -44,14 +44,7 @@ Examples:
 @click.option(
     "--rank", "ranks", type=int, multiple=True, help="Rank that the factors are for; may be repeated."
 )
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="Text for people, or cptrace.whatif/1 for programs.",
-)
+@text_or_json("Text for people, or cptrace.whatif/1 for programs.", name="format_name")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to a file.")
 @click.option("--force", is_flag=True, help="Replace the output file if it exists.")
 @click.option("--step-range", metavar="REGEX", help="NVTX ranges that are steps, as for analyze.")
