@@ -12,7 +12,7 @@ from cptrace import schema
 from cptrace.errors import TraceError
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
-from cptrace.sources.columns import all_missing, category
+from cptrace.sources.columns import all_missing, category, merge_columns, merged_places
 from cptrace.sources.nsys_meta import FileInfo
 from cptrace.sources.nsys_raw import NO_ID, RawTable
 from cptrace.sources.nsys_sqlite import GRAPH, KERNEL, MEMCPY, MEMSET, OP_COLUMNS
@@ -65,22 +65,15 @@ def make_ops(
     parts = [part for raw in tables if len((part := _part(raw, info, options, notes))["start_ns"])]
     if not parts:
         return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS), notes
-    names = [column for column in schema.OPS.column_names if column != "rank"]
-    # Popped, so that no column is held twice for longer than it takes to join it.
-    columns: OpColumns = {name: _join([part.pop(name) for part in parts]) for name in names}
+    columns = parts[0] if len(parts) == 1 else _merge(parts)
     columns["rank"], ranks = assign_ranks(columns["process"], columns["device"], info)
     return schema.make_frame(schema.OPS, columns), ranks, notes
 
 
-def _join(columns: list[Any]) -> Any:
-    """Return parts of one column as one."""
-    if len(columns) == 1:
-        return columns[0]
-    if isinstance(columns[0], pd.Categorical):
-        return pd.api.types.union_categoricals(columns)
-    if isinstance(columns[0], pd.arrays.IntegerArray):
-        return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array
-    return np.concatenate(columns)
+def _merge(parts: Sequence[OpColumns]) -> OpColumns:
+    """Return the columns of all parts by start; popped, so that none is held twice for longer than it takes."""
+    places = merged_places([part["start_ns"] for part in parts])
+    return {name: merge_columns([part.pop(name) for part in parts], places) for name in list(parts[0])}
 
 
 def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]) -> OpColumns:
