@@ -24,7 +24,7 @@ from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import Case, diagnose, make_case
 from cptrace.findings.finding import importance
 from cptrace.outcome import NotApplicable
-from cptrace.peers import Arrivals
+from cptrace.peers import Arrivals, peers_missing
 from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions
 from cptrace.sources import Readings, read_trace
@@ -194,8 +194,8 @@ def _analyze_one(trace: Trace, options: AnalyzeOptions) -> _Part:
     scope = make_scope(trace, options.scope)
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
-    if isinstance(scope.arrivals, NotApplicable):
-        not_applicable.append(scope.arrivals)
+    if (reason := peers_missing(scope.arrivals)) is not None:
+        not_applicable.append(reason)
     # They only read the scope; many more than two would only wait for each other.
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda analysis: analysis.run(scope), ANALYSES))

@@ -14,7 +14,7 @@ Only ranks of one file are matched: they share a clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,7 @@ BY_ORDER: Final = "order"
 _COMM_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)})( |$)"
 _MAX_END_SPREAD_NS: Final = 100_000
 _ANALYSIS: Final = "peer_wait"
+_TAKEN_AS_RECORDED: Final = "predictions take the other ranks as recorded and are less sure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Arrivals:
         end_spread_ns: Median spread of the ends of matched ops: the uncertainty of the split.
         partner_op: Row of a matched op, once for each other op that takes part in its transfer, int64 of shape (M,).
         partner: Row of that other op, int64 of shape (M,).
+        absent_ranks: Ranks that labels name as peers and that did no device work in this trace, ascending.
     """
 
     rows: Int64Array
@@ -57,6 +59,31 @@ class Arrivals:
     end_spread_ns: int
     partner_op: Int64Array
     partner: Int64Array
+    absent_ranks: tuple[int, ...] = ()
+
+
+def peers_missing(arrivals: Arrivals | NotApplicable) -> NotApplicable | None:
+    """Return why some communication is not split into transfer and waiting; None where all of it is.
+
+    Args:
+        arrivals: What was found.
+    """
+    if isinstance(arrivals, NotApplicable):
+        return arrivals
+    n_unmatched = int(np.count_nonzero(~arrivals.is_matched))
+    if not n_unmatched:
+        return None
+    where, record = "within this file", "record whole steps on all ranks"
+    if absent := arrivals.absent_ranks:
+        where = (
+            f"on rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}, which this file has no work of"
+        )
+        record = "a report of all ranks has it (nsys profile around the launcher, not around each rank)"
+    return NotApplicable(
+        _ANALYSIS,
+        f"{n_unmatched} of {len(arrivals.rows)} communication ops have peers that were not found {where}, so"
+        f" {_TAKEN_AS_RECORDED}; {record}",
+    )
 
 
 def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
@@ -72,8 +99,9 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
     if trace.ops["rank"].iloc[rows].nunique() < 2:
         return NotApplicable(
             _ANALYSIS,
-            "it needs the communication of at least two ranks on one clock, and this file has that of one; a report of"
-            " a whole node has it (nsys profile around the launcher, not around each rank)",
+            "it needs the communication of at least two ranks on one clock, and this file has that of one, so"
+            f" {_TAKEN_AS_RECORDED}; a report of a whole node has it (nsys profile around the launcher, not around each"
+            " rank)",
         )
     texts, has_label = comm_labels(trace, launches, rows)
     if has_label.all():
@@ -119,7 +147,8 @@ def _match_labels(trace: Trace, rows: Int64Array, texts: pd.Categorical) -> Arri
     peer = all_peers[np.arange(len(op)) - np.repeat(np.cumsum(n_peers) - n_peers - first, n_peers)]
     key = pd.MultiIndex.from_arrays([rank, transfer, turn])
     partner = key.get_indexer(pd.MultiIndex.from_arrays([peer, transfer[op], turn[op]]))
-    return _arrivals(trace, rows, op, partner, BY_LABEL)
+    absent = np.setdiff1d(peer[partner < 0], rank)
+    return replace(_arrivals(trace, rows, op, partner, BY_LABEL), absent_ranks=tuple(absent.tolist()))
 
 
 def _transfer_and_peers(text: str) -> tuple[str, tuple[int, ...]]:

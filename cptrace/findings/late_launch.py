@@ -22,7 +22,7 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import gain_of
+from cptrace.findings.verdict import gain_of, without_peers
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -73,7 +73,7 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(late_ns.sum()),
             unit="ns",
-            confidence=HIGH if case.has_steps else MEDIUM,
+            confidence=without_peers(case, HIGH if case.has_steps else MEDIUM),
             advice=(
                 "Make the host faster or give it less to do per step: capture the step in a CUDA graph or use"
                 " torch.compile(mode='reduce-overhead'), fuse small ops, move Python work (data loading, logging,"

@@ -23,7 +23,13 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import MAX_UNKNOWN_WAITS, gain_of, has_unknown_waits, unknown_waits_share
+from cptrace.findings.verdict import (
+    MAX_UNKNOWN_WAITS,
+    gain_of,
+    has_unknown_waits,
+    unknown_waits_share,
+    without_peers,
+)
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -70,7 +76,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(residual.sum()),
             unit="ns",
-            confidence=LOW if has_unknown_waits(case) else MEDIUM,
+            confidence=without_peers(case, LOW if has_unknown_waits(case) else MEDIUM),
             advice=(
                 "Check CUDA_DEVICE_MAX_CONNECTIONS: 1 puts all streams into one hardware queue, in the order of launch"
                 " (it must be set before CUDA starts). Else the device was full: give the communication stream a higher"

@@ -23,7 +23,7 @@ from cptrace.findings import (
 from cptrace.findings.advice import RINGS, scheme_name
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation, Finding, op_evidence
-from cptrace.findings.verdict import gain_of, scheme_missing
+from cptrace.findings.verdict import gain_of, scheme_missing, without_peers
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, Replayed, combine, replay
@@ -68,7 +68,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
             value=total_ns,
             unit="ns",
-            confidence=case.recognition.confidence,
+            confidence=without_peers(case, case.recognition.confidence),
             advice=_advice(case, is_bound=is_bound),
             evidence=[op_evidence(case, row, "exposed") for row in worst],
         )

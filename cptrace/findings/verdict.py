@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from cptrace.findings.case import MIN_SHARE, Case, Prediction
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
 from cptrace.outcome import NotApplicable
+from cptrace.peers import peers_missing
 from cptrace.replay import Changes
 
 MAX_UNKNOWN_WAITS: Final = 0.05
@@ -50,7 +51,7 @@ def _gain(case: Case, made: Changes | None) -> Gain | None:
 
 
 def confidence_of(case: Case) -> str:
-    """Return how sure a finding about the order of ops is: as sure as the scheme, and less where edges are missing.
+    """Return how sure a finding about the order of ops is: as sure as the scheme, less where edges or ranks lack.
 
     Args:
         case: Case.
@@ -59,7 +60,19 @@ def confidence_of(case: Case) -> str:
     known = case.scope.launches.is_known
     if has_unknown_waits(case) or (len(known) and float(known.mean()) < _MIN_KNOWN_LAUNCHES):
         confidence = lower(confidence)
-    return confidence
+    return without_peers(case, confidence)
+
+
+def without_peers(case: Case, confidence: str) -> str:
+    """Return a confidence, lowered where ranks that the communication is with are not in the trace.
+
+    What such a rank would do after a change is not known: the prediction takes it as recorded.
+
+    Args:
+        case: Case.
+        confidence: How sure the finding would be with all of them.
+    """
+    return confidence if peers_missing(case.scope.arrivals) is None else lower(confidence)
 
 
 def has_unknown_waits(case: Case) -> bool:
@@ -111,4 +124,5 @@ __all__ = [
     "lower",
     "scheme_missing",
     "unknown_waits_share",
+    "without_peers",
 ]
