@@ -11,7 +11,7 @@ from cptrace.faults import find_fault, has_undefined_results, parse_fault
 from cptrace.labels import CUDA, LOCAL_D2D
 from cptrace.schemes import HEADS
 from cptrace.schemes.transformer import ATTENTION
-from cptrace.units import plural
+from cptrace.units import format_fraction, plural
 
 
 def describe_outcome(
@@ -102,8 +102,8 @@ def _describe_padding(run_of: Mapping[str, Any]) -> str:
     lengths = " or ".join(str(n) for n in (below, padded) if n)
     sizes = ", ".join(map(str, run_of["fits_without_padding"]))
     return (
-        f"  padding: {n_padded} of {padded} tokens ({run_of['padded_share']:.1%}) are masked but computed; "
-        f"--seq-len {lengths}" + (f" or --cp-size {sizes}" if sizes else "") + " needs none"
+        f"  padding: {n_padded} of {padded} tokens ({format_fraction(run_of['padded_share'])}) are masked but"
+        f" computed; --seq-len {lengths}" + (f" or --cp-size {sizes}" if sizes else "") + " needs none"
     )
 
 

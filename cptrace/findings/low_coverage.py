@@ -12,6 +12,7 @@ from cptrace.findings.case import Case
 from cptrace.findings.finding import HIGH, WARNING, Diagnosis, Explanation, Finding
 from cptrace.findings.verdict import has_unknown_waits
 from cptrace.intervals import Intervals
+from cptrace.units import format_fraction
 
 CODE: Final = "low-coverage"
 UNCLASSIFIED: Final = "unclassified"
@@ -47,8 +48,8 @@ def _unclassified(case: Case) -> Finding | None:
     return _finding(
         UNCLASSIFIED,
         share,
-        f"{share:.1%} of the time runs kernels that no rule knows; they count as compute, and hide communication if"
-        " they are communication",
+        f"{format_fraction(share)} of the time runs kernels that no rule knows; they count as compute, and hide"
+        " communication if they are communication",
         "Look at coverage.unclassified for their names. If one of them communicates, overlap and exposed time are wrong"
         " by what it takes.",
     )
@@ -62,8 +63,8 @@ def _launches(case: Case) -> Finding | None:
     return _finding(
         LAUNCHES,
         share,
-        f"the launching call of {share:.1%} of the ops is not in the trace: launch delays, steps and labels cannot be"
-        " told for them",
+        f"the launching call of {format_fraction(share)} of the ops is not in the trace: launch delays, steps and"
+        " labels cannot be told for them",
         f"Record again with: {case.scope.trace.meta.record_again}",
     )
 
@@ -78,8 +79,8 @@ def _waits(case: Case) -> Finding | None:
     return _finding(
         WAITS,
         share,
-        f"{share:.1%} of {dependencies.n_waits} waits for events have no record in the trace: what they wait for is not"
-        " known, so races cannot be looked for and start causes may be wrong",
+        f"{format_fraction(share)} of {dependencies.n_waits} waits for events have no record in the trace: what they"
+        " wait for is not known, so races cannot be looked for and start causes may be wrong",
         "Record with an Nsight Systems that traces event records, and with event tracing on (it is an option of newer"
         " versions: nsys profile --help tells).",
     )

@@ -8,6 +8,7 @@ from typing import Final
 from cptrace.findings.advice import run_number
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import HIGH, INFO, WARNING, Diagnosis, Explanation, Finding
+from cptrace.units import format_fraction
 
 CODE: Final = "padding"
 
@@ -33,7 +34,10 @@ def find(case: Case) -> Sequence[Finding]:
             code=CODE,
             form=None,
             severity=WARNING if share > _LARGE_SHARE else INFO,
-            summary=f"{padded} of {length + padded} tokens ({share:.1%}) are padding: masked, but computed and sent",
+            summary=(
+                f"{padded} of {length + padded} tokens ({format_fraction(share)}) are padding: masked, but computed and"
+                " sent"
+            ),
             value=share,
             unit="fraction",
             confidence=HIGH,

@@ -34,7 +34,7 @@ from cptrace.findings.ranks import (
 from cptrace.findings.verdict import gain_of
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
-from cptrace.units import format_ns
+from cptrace.units import format_fraction, format_ns
 
 CODE: Final = "peer-wait"
 STRAGGLER: Final = "straggler"
@@ -168,7 +168,7 @@ def _skew(case: Case, waits: PeerWaits, total_ns: int) -> Finding:
         severity=INFO,
         summary=(
             f"{_wait(waiting)} {format_ns(int(by_rank[late]))} for rank {late} in communication,"
-            f" {share:.0%} of all such waiting; its kernels and transfers are no slower than others'"
+            f" {format_fraction(share)} of all such waiting; its kernels and transfers are no slower than others'"
         ),
         rank=late,
         value=total_ns,

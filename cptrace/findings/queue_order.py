@@ -33,7 +33,7 @@ from cptrace.findings.verdict import (
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
-from cptrace.units import format_ns
+from cptrace.units import format_fraction, format_ns
 
 CODE: Final = "queue-order"
 
@@ -56,8 +56,8 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     if unknown_waits_share(case) > MAX_UNKNOWN_WAITS:
         return NotApplicable(
             CODE,
-            f"{unknown_waits_share(case):.0%} of the waits for events have no record in the trace, and an op that waits"
-            " for one of them looks like one that could run and did not; record again with:"
+            f"{format_fraction(unknown_waits_share(case))} of the waits for events have no record in the trace, and"
+            " an op that waits for one of them looks like one that could run and did not; record again with:"
             f" {case.scope.trace.meta.record_again}",
         )
     rows = np.flatnonzero(_late(case))

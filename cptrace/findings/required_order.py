@@ -27,7 +27,7 @@ from cptrace.findings.verdict import gain_of, scheme_missing, without_peers
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, Replayed, combine, replay
-from cptrace.units import format_ns, plural
+from cptrace.units import format_fraction, format_ns, plural
 
 CODE: Final = "required-order"
 DATA_FLOW: Final = "data-flow"
@@ -59,7 +59,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             severity=INFO,
             summary=(
                 f"{plural(len(rows), 'transfer')} of {scheme_name(case)} exposed for {format_ns(total_ns)}"
-                f" ({total_ns / max(window_ns, 1):.1%} of the time, {mended.words}): "
+                f" ({format_fraction(total_ns / max(window_ns, 1))} of the time, {mended.words}): "
                 + (
                     "longer than the attention that can run meanwhile, or with none to hide behind"
                     if is_bound

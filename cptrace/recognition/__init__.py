@@ -20,6 +20,7 @@ from cptrace.recognition.pattern import places_by_pattern
 from cptrace.recognition.places import Places, places_by_label
 from cptrace.schemes.dataflow import find_flow
 from cptrace.trace import Trace
+from cptrace.units import format_fraction
 
 __all__ = ["UNKNOWN", "Flow", "Places", "Recognition", "recognise"]
 
@@ -144,12 +145,12 @@ def _by_pattern(places: Places) -> tuple[str, str, str]:
     for scheme, fits, text in _PATTERNS:
         share = float(fits(talking).mean())
         if share >= _ENOUGH:
-            described = f"{share:.0%} of {len(talking)} attention calls that communicate: {text}"
+            described = f"{format_fraction(share)} of {len(talking)} attention calls that communicate: {text}"
             return scheme, MEDIUM, described + f"; typically {_typical(talking)}"
     return (
         UNKNOWN,
         LOW,
-        f"no known pattern fits {_ENOUGH:.0%} of {len(talking)} calls; typically {_typical(talking)}",
+        f"no known pattern fits {100 * _ENOUGH:.0f} % of {len(talking)} calls; typically {_typical(talking)}",
     )
 
 

@@ -39,7 +39,7 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
     yield from _schemes(schemes)
     if not rows:
         yield Text(_none_found(report))
-    what = "step" if report.rows("steps") else "window"
+    what = _compared(report)
     n_full = len(rows) if has_details else _MAX_FULL
     for number, row in enumerate(rows[:n_full], start=1):
         yield from _in_full(number, row, what, _MAX_EVIDENCE if has_details else 0)
@@ -52,6 +52,12 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
             f"`cptrace explain {clean(rows[0]['code'])}` says how it is detected, how it looks and how to mend it",
             style="dim",
         )
+
+
+def _compared(report: Report) -> str:
+    """Return what gains are of: the headline has the median step, and a run takes as long as its mean step."""
+    steps = {row["step"] for row in report.rows("steps")}
+    return "mean step" if len(steps) > 1 else "step" if steps else "window"
 
 
 def _schemes(rows: Sequence[Row]) -> Iterable[Text]:

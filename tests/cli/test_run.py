@@ -280,13 +280,13 @@ def test_padding_is_told_with_what_would_avoid_it() -> None:
     text = describe_outcome(outcome_of(seq_len=1001, **padding, fits_without_padding=[7, 11, 13]))
     assert "1001 tokens (251 per rank)" in text
     assert (
-        "padding: 3 of 1004 tokens (0.3%) are masked but computed; "
+        "padding: 3 of 1004 tokens (0.3 %) are masked but computed; "
         "--seq-len 1000 or 1004 or --cp-size 7, 11, 13 needs none"
     ) in text
     prime = describe_outcome(
         outcome_of(seq_len=3, padded_tokens=1, padded_share=0.25, padding_multiple=4, fits_without_padding=[])
     )
-    assert "1 of 4 tokens (25.0%) are masked but computed; --seq-len 4 needs none" in prime
+    assert "1 of 4 tokens (25.0 %) are masked but computed; --seq-len 4 needs none" in prime
 
 
 def test_a_run_without_padding_says_nothing_about_it() -> None:

@@ -27,7 +27,7 @@ tiny.sqlite
 comm 40.0 % of it, overlap 50.0 % of comm, exposed comm 20.0 % (20.0 us)
 
 Findings
-scheme: not recognised: no known pattern fits 80% of 1 calls; typically 1
+scheme: not recognised: no known pattern fits 80 % of 1 calls; typically 1
 attention + 1 send_recv
 No finding: none of missing-event, late-launch, queue-order, imbalance, cp-off,
 padding, graph-hidden, low-coverage is there, or none costs a hundredth of the
@@ -71,13 +71,14 @@ memcpy HtoD             copy       1  10.0 us  10.0 us
 
 Could not tell
  - peer_wait: it needs the communication of at least two ranks on one clock, and
- this file has that of one; a report of a whole node has it (nsys profile around
- the launcher, not around each rank)
+ this file has that of one, so predictions take the other ranks as recorded and
+ are less sure; a report of a whole node has it (nsys profile around the
+ launcher, not around each rank)
  - traffic: bytes sent are compared with a scheme's formula, and this trace does
  not say which scheme ran; traces of `cptrace run` do
  - shared-stream, single-buffer, shared-communicator, required-order: which
  order is needed cannot be told, because no context-parallel scheme was
- recognised: no known pattern fits 80% of 1 calls; typically 1 attention + 1
+ recognised: no known pattern fits 80 % of 1 calls; typically 1 attention + 1
  send_recv; mark ops with ranges of the domain cptrace (cptrace/labels.py) to
  name it
 """
