@@ -36,6 +36,8 @@ CODES: Final = (
     "shared-communicator", "queue-order", "imbalance", "cp-off", "padding", "graph-hidden", "low-coverage",
 )  # fmt: skip
 """Codes of findings that `--fail-on` knows."""
+ANY_FINDING: Final = "findings"
+"""What a report calls all of them together, where none could be looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +150,41 @@ def parse_codes(text: str) -> tuple[str, ...]:
     return codes
 
 
-def found(report: Report, codes: Iterable[str]) -> tuple[str, ...]:
+def found(report: Report, codes: Sequence[str]) -> tuple[str, ...]:
     """Return those of the finding codes that a report has, in the order asked for.
 
     Args:
         report: Report to look at.
         codes: Finding codes.
+
+    Raises:
+        UsageError: None is there, but one could not be looked for: that is no pass.
     """
     there = {row["code"] for row in report.rows("findings")}
-    return tuple(code for code in codes if code in there)
+    if held := tuple(code for code in codes if code in there):
+        return held
+    for name, reason in not_looked_for(report).items():
+        if undecided := codes[:1] if name == ANY_FINDING else [code for code in codes if code == _code(name)]:
+            raise UsageError(
+                f"--fail-on {undecided[0]} cannot be decided: {name} could not be looked for: {reason}"
+            )
+    return ()
+
+
+def not_looked_for(report: Report) -> dict[str, str]:
+    """Return what could not be looked for, and why: codes such as `peer-wait`, `missing-event (race)`, or all findings.
+
+    Args:
+        report: Report to look at.
+    """
+    # An analysis that a finding rests on has the finding's name, with the underscores of a section.
+    reasons = {
+        name.replace("_", "-"): entry.reason
+        for entry in reversed(report.not_applicable)
+        for name in reversed(entry.analysis.split(", "))
+    }
+    return {name: reasons[name] for name in reversed(reasons) if _code(name) in (*CODES, ANY_FINDING)}
+
+
+def _code(name: str) -> str:
+    return name.split(" ")[0]

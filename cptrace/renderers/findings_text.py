@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cptrace.gates import CODES
+from cptrace.gates import CODES, not_looked_for
 from cptrace.names import function_name
 from cptrace.renderers.comparison_text import clean, finding_name
 from cptrace.report import Report, Row
@@ -74,9 +74,7 @@ def _schemes(rows: Sequence[Row]) -> Iterable[Text]:
 
 def _none_found(report: Report) -> str:
     """Return what was looked for and not found, and what could not be looked for."""
-    # An analysis that a finding rests on has the finding's name, with the underscores of a section.
-    names = [name.replace("_", "-") for entry in report.not_applicable for name in entry.analysis.split(", ")]
-    missing = list(dict.fromkeys(name for name in names if name.split(" ")[0] in CODES))
+    missing = not_looked_for(report)
     looked = [code for code in CODES if code not in missing]
     text = f"No finding: none of {', '.join(looked)} is there, or none costs a hundredth of the step."
     return text + (f" Could not be looked for (see Could not tell): {', '.join(missing)}." if missing else "")

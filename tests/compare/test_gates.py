@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cptrace.comparison import METRICS, compare_reports
 from cptrace.errors import UsageError
 from cptrace.findings import FINDINGS
 from cptrace.gates import CODES, failures, found, parse_codes, parse_condition
+from cptrace.outcome import NotApplicable
 from tests.support.reports import account, finding, report_of_steps
 
 
@@ -115,3 +118,25 @@ def test_found_codes_in_the_order_asked_for():
     report = report_of_steps([account(10, 10, 0, 0)], findings=findings)
     assert found(report, ("peer-wait", "padding", "late-launch")) == ("peer-wait", "late-launch")
     assert found(report, ()) == ()
+
+
+@pytest.mark.parametrize(
+    "analysis", ["peer_wait", "padding, peer_wait", "missing-event (race), peer-wait", "findings"]
+)
+def test_what_could_not_be_looked_for_is_no_pass(analysis):
+    lacking = NotApplicable(analysis, "it needs two ranks")
+    report = replace(
+        report_of_steps([account(10, 10, 0, 0)], findings=(finding("late-launch"),)),
+        not_applicable=(lacking,),
+    )
+    with pytest.raises(UsageError, match=r"--fail-on peer-wait cannot be decided: .*: it needs two ranks"):
+        found(report, ("peer-wait",))
+    assert found(report, ("peer-wait", "late-launch")) == ("late-launch",)
+    if analysis != "findings":
+        assert found(report, ("imbalance",)) == ()
+
+
+def test_other_analyses_decide_nothing():
+    report = report_of_steps([account(10, 10, 0, 0)])
+    report = replace(report, not_applicable=(NotApplicable("traffic", "no scheme"),))
+    assert found(report, CODES) == ()
