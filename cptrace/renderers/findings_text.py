@@ -14,9 +14,10 @@ from cptrace.gates import CODES, not_looked_for
 from cptrace.names import function_name
 from cptrace.renderers.comparison_text import clean, finding_name
 from cptrace.report import Report, Row
-from cptrace.units import format_instant, format_ns
+from cptrace.units import format_instant, format_ns, plural
 
 _MAX_FULL: Final = 3
+_MAX_ALIKE: Final = 3
 _MAX_EVIDENCE: Final = 2
 _MAX_RANK_ROWS: Final = 12
 _MAX_NAME: Final = 48
@@ -40,13 +41,16 @@ def diagnosis(report: Report, width: int, *, has_details: bool = True) -> Iterab
     if not rows:
         yield Text(_none_found(report))
     what = _compared(report)
-    n_full = len(rows) if has_details else _MAX_FULL
-    for number, row in enumerate(rows[:n_full], start=1):
-        yield from _in_full(number, row, what, _MAX_EVIDENCE if has_details else 0)
-    if rest := rows[n_full:]:
+    groups = [[row] for row in rows] if has_details else _alike(rows)
+    n_full = len(groups) if has_details else _MAX_FULL
+    for number, group in enumerate(groups[:n_full], start=1):
+        yield from _in_full(number, group[0], what, _MAX_EVIDENCE if has_details else 0)
+        if others := group[1:]:
+            yield _indented(_in_other_files(others, what))
+    if rest := groups[n_full:]:
         yield Text("")
-        for number, row in enumerate(rest, start=n_full + 1):
-            yield _in_one_line(number, row, what, width)
+        for number, group in enumerate(rest, start=n_full + 1):
+            yield _in_one_line(number, group, what, width)
     if rows:
         yield Text(
             f"`cptrace explain {clean(rows[0]['code'])}` says how it is detected, how it looks and how to mend it",
@@ -92,9 +96,27 @@ def _in_full(number: int, row: Row, what: str, n_evidence: int) -> Iterable[Any]
     yield _indented(f"-> {clean(row['advice'])}")
 
 
-def _in_one_line(number: int, row: Row, what: str, width: int) -> Text:
+def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return findings in groups of one code and form: a file has each once, so a group's are of different files."""
+    groups: dict[tuple[str, str | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["code"], row["form"]), []).append(row)
+    return list(groups.values())
+
+
+def _in_other_files(rows: Sequence[Row], what: str) -> str:
+    """Return what files with the same finding gain; each file is diagnosed by itself."""
+    files = plural(len(rows), "other file")
+    gains = [_gain(row, what) for row in rows[:_MAX_ALIKE]]
+    more = f" and {len(rows) - _MAX_ALIKE} more" if len(rows) > _MAX_ALIKE else ""
+    return f"the same in {files}: {', '.join(gains)}{more} (--details has each)"
+
+
+def _in_one_line(number: int, group: Sequence[Row], what: str, width: int) -> Text:
+    row = group[0]
     mark = "ERROR  " if row["severity"] == _ERROR else ""
-    head = f"{number:>2} {finding_name(row)}  {mark}{_gain(row, what)}"
+    files = f"in {len(group)} files  " if len(group) > 1 else ""
+    head = f"{number:>2} {finding_name(row)}  {mark}{files}{_gain(row, what)}"
     return Text(_cut(f"{head}  {clean(row.get('summary', ''))}", width))
 
 

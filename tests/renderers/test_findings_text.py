@@ -71,6 +71,33 @@ def test_findings_come_before_the_figures() -> None:
     assert text.index("single-buffer") < text.index("Time of each rank")
 
 
+def test_gains_are_of_the_mean_step_where_there_are_several() -> None:
+    report = report_with(GAIN)
+    steps = tuple({**report.rows("steps")[0], "step": step} for step in range(2))
+    text = screen(replace(report, sections={**report.sections, "steps": steps}))
+    assert "1 single-buffer mean step 245 ms -> 200 ms" in text
+
+
+@pytest.mark.parametrize("n_files", [2, 8])
+def test_the_same_of_several_files_is_said_once(n_files: int) -> None:
+    """As of eight nodes whose hosts are all too slow: one finding in full, and what else is found."""
+    found = [replace(GAIN, recoverable_ns=45_000_000 - rank, rank=rank) for rank in range(n_files)]
+    text = screen(report_with(*found, RACE), has_details=False)
+    assert text.count("single-buffer mean") + text.count("single-buffer step") == 1
+    assert text.count("-> Use two.") == 1
+    others = {2: "the same in 1 other file: step", 8: "the same in 7 other files: step"}[n_files]
+    assert others in text
+    assert ("and 4 more" in text) == (n_files == 8)
+    assert screen(report_with(*found), has_details=True).count("-> Use two.") == n_files
+
+
+def test_the_same_of_several_files_in_one_line() -> None:
+    codes = ("late-launch", "peer-wait", "queue-order")
+    first = [replace(GAIN, code=code, recoverable_ns=90_000_000) for code in codes]
+    text = screen(report_with(*first, GAIN, replace(GAIN, rank=1)), has_details=False)
+    assert "4 single-buffer in 2 files step 245 ms -> 200 ms" in text
+
+
 def test_without_steps_the_gain_is_of_the_window() -> None:
     assert "window 245 ms -> 200 ms (-18.4 %)" in screen(report_with(GAIN, has_steps=False))
 
