@@ -10,7 +10,7 @@ import pandas as pd
 from cptrace.comparison import METRICS, Comparison
 from cptrace.report import Report, Row
 from cptrace.timeline import Timeline
-from cptrace.units import format_ns
+from cptrace.units import format_ns, joined
 
 PARTS: Final = {
     "compute": "compute_ns",
@@ -103,7 +103,7 @@ def findings(report: Report) -> pd.DataFrame:
         report: Report to read.
     """
     rows = [
-        (finding_name(row["code"], row["form"]), row["recoverable_ns"], row["predicted_step_ns"])
+        (_name_in_order(row), row["recoverable_ns"], row["predicted_step_ns"])
         for row in report.rows("findings")
         if row["recoverable_ns"] is not None
     ]
@@ -121,13 +121,24 @@ def finding_name(code: str, form: str | None) -> str:
     return f"{code} ({form})" if form else code
 
 
+def _name_in_order(row: Row) -> str:
+    """Return a finding's name, with what is to be mended before it where it pays only then."""
+    name = finding_name(row["code"], row["form"])
+    return f"{name}, after {joined(row['after'])}" if row.get("after") else name
+
+
 def by_gain(rows: Sequence[Row]) -> list[Row]:
     """Return findings, those that may make results wrong first, then by what mending them gives.
+
+    What pays only once others are mended comes behind them.
 
     Args:
         rows: Rows of the section findings.
     """
-    return sorted(rows, key=lambda row: (row["severity"] != "error", -(row["recoverable_ns"] or 0)))
+    return sorted(
+        rows,
+        key=lambda row: (row["severity"] != "error", bool(row.get("after")), -(row["recoverable_ns"] or 0)),
+    )
 
 
 def gain(row: Row, *, has_steps: bool = True) -> str:
@@ -142,7 +153,7 @@ def gain(row: Row, *, has_steps: bool = True) -> str:
     if row["recoverable_ns"] is None:
         return ""
     of_what = "per step" if has_steps else "of the window"
-    saved = f"Mending it is predicted to save {format_ns(row['recoverable_ns'])} {of_what}"
+    saved = f"{_mending(row)} is predicted to save {format_ns(row['recoverable_ns'])} {of_what}"
     after = row["predicted_step_ns"]
     if not after:
         return saved
@@ -150,6 +161,14 @@ def gain(row: Row, *, has_steps: bool = True) -> str:
     return (
         f"{saved}: {format_ns(before)} to {format_ns(after)} ({-100 * row['recoverable_ns'] / before:.1f} %)"
     )
+
+
+def _mending(row: Row) -> str:
+    """Return the begin of a sentence about what mending a finding gives, by itself or on top of others."""
+    names = row.get("after")
+    if not names:
+        return "Mending it"
+    return f"Mending it, once {joined(names)} {'is' if len(names) == 1 else 'are'} mended too,"
 
 
 def timeline(drawn: Timeline, rank: int) -> pd.DataFrame:

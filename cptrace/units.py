@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
 
@@ -49,6 +50,15 @@ def plural(count: int, noun: str) -> str:
         noun: What of, one of them; its plural ends in s.
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as one enumeration: `a`, `a and b`, `a, b and c`.
+
+    Args:
+        names: At least one.
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def format_instant(instant_ns: int) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from cptrace.analyses.scope import Scope
 from cptrace.errors import UsageError
+from cptrace.findings import case as cases
 from cptrace.findings import (
     cp_off,
     graph_hidden,
@@ -24,8 +26,9 @@ from cptrace.findings import (
     shared_stream,
     single_buffer,
 )
-from cptrace.findings.case import Case, make_case
+from cptrace.findings.case import Case, ToMend
 from cptrace.findings.finding import Diagnosis, Finding, Fix, importance
+from cptrace.findings.verdict import gain_of, lower
 from cptrace.outcome import NotApplicable
 
 __all__ = [
@@ -57,6 +60,18 @@ FINDINGS: Final[tuple[Diagnosis, ...]] = (
 )
 
 
+# Delays that nothing explains are left out: what they hide, or are hidden by, cannot be told.
+_TO_MEND: Final = (
+    ToMend(missing_event.CODE, missing_event.RACE, missing_event.race_changes, is_wrong=True),
+    *(
+        ToMend(diagnosis.code, fix.form, fix.changes)
+        for diagnosis in FINDINGS
+        for fix in diagnosis.fixes
+        if diagnosis is not queue_order.DIAGNOSIS
+    ),
+)
+
+
 class Found(NamedTuple):
     """What a diagnosis gives.
 
@@ -67,6 +82,15 @@ class Found(NamedTuple):
 
     findings: tuple[Finding, ...]
     not_applicable: tuple[NotApplicable, ...]
+
+
+def make_case(scope: Scope) -> Case:
+    """Return a trace under diagnosis.
+
+    Args:
+        scope: What to look at; its trace has device work.
+    """
+    return replace(cases.make_case(scope), causes_to_mend=_TO_MEND)
 
 
 def diagnose(case: Case) -> Found:
@@ -82,10 +106,20 @@ def diagnose(case: Case) -> Found:
         if isinstance(outcome, NotApplicable):
             not_applicable.append(outcome)
         else:
-            findings += outcome
+            findings += (_behind(case, finding) for finding in outcome)
     return Found(
         tuple(sorted(findings, key=lambda finding: importance(finding.to_row()))), _joined(not_applicable)
     )
+
+
+def _behind(case: Case, finding: Finding) -> Finding:
+    """Return a finding with what hides it, which makes it less sure: it rests on a prediction."""
+    for cause in case.causes_to_mend:
+        if cause.code == finding.code and cause.form in (None, finding.form) and not cause.is_wrong:
+            gain = gain_of(case, cause.changes)
+            if gain is not None and gain.after:
+                return replace(finding, after=gain.after, confidence=lower(finding.confidence))
+    return finding
 
 
 def find_diagnosis(code: str) -> Diagnosis:

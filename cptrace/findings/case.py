@@ -52,6 +52,27 @@ class Steps(NamedTuple):
     step: Int64Array
 
 
+class ToMend(NamedTuple):
+    """Something that a replay can take out of a run.
+
+    Attributes:
+        code: Code of its finding.
+        form: Form of that, None for all.
+        changes: Returns what is different without it; None where the case does not have it.
+        is_wrong: Results may be wrong with it, so that it is to be mended whatever that costs.
+    """
+
+    code: str
+    form: str | None
+    changes: Callable[[Case], Changes | None]
+    is_wrong: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.code} ({self.form})" if self.form else self.code
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One trace under diagnosis, with N ops.
@@ -69,6 +90,8 @@ class Case:
         position: Position of each op in the table of places, -1 without a place, int64 of shape (N,).
         stream_before: Row of the op with a place that comes before each op with a place in its stream, -1 where there
             is none, int64 of shape (N,).
+        causes_to_mend: All that a replay can take out of the run, by the name of its finding: what one of them hides
+            of another is looked for among these.
         memo: What several findings ask for, found once; see `remembered`.
     """
 
@@ -82,6 +105,7 @@ class Case:
     exposed_ns: Int64Array
     position: Int64Array
     stream_before: Int64Array
+    causes_to_mend: tuple[ToMend, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def remembered(self, name: str, find: Callable[[Case], Result]) -> Result:

@@ -48,6 +48,7 @@ class Finding:
         advice: What to change.
         recoverable_ns: How much shorter a step gets without this cause, by replay; None where it cannot be removed.
         predicted_step_ns: Time of a step without it; None likewise.
+        after: Names of the findings that hide it: the prediction is on top of mending them; empty where it pays alone.
         evidence: Ops that show it, as a person finds them in a timeline.
     """
 
@@ -63,6 +64,7 @@ class Finding:
     step: int | None = None
     recoverable_ns: int | None = None
     predicted_step_ns: int | None = None
+    after: tuple[str, ...] = ()
     evidence: Sequence[Evidence] = field(default_factory=tuple)
 
     def to_row(self) -> dict[str, Any]:
@@ -78,21 +80,30 @@ class Finding:
             "unit": self.unit,
             "recoverable_ns": self.recoverable_ns,
             "predicted_step_ns": self.predicted_step_ns,
+            "after": list(self.after),
             "confidence": self.confidence,
             "evidence": list(self.evidence),
             "advice": self.advice,
         }
 
 
-def importance(row: Mapping[str, Any]) -> tuple[int, int, float, str, str]:
-    """Return what findings are ordered by: wrong results first, then what can be recovered, then what it takes.
+def importance(row: Mapping[str, Any]) -> tuple[int, bool, int, float, str, str]:
+    """Return what findings are ordered by: wrong results first, what pays alone, what can be recovered, what it takes.
 
     Args:
         row: A finding as a report states it.
     """
     in_time = float(row["value"]) if row["unit"] == "ns" else 0.0
     recoverable = row["recoverable_ns"] or 0
-    return SEVERITIES.index(row["severity"]), -recoverable, -in_time, row["code"], row["form"] or ""
+    is_hidden = bool(row.get("after"))
+    return (
+        SEVERITIES.index(row["severity"]),
+        is_hidden,
+        -recoverable,
+        -in_time,
+        row["code"],
+        row["form"] or "",
+    )
 
 
 @dataclass(frozen=True, slots=True)

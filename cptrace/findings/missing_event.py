@@ -176,24 +176,43 @@ def _call_names(case: Case, call: Int64Array) -> str:
     return ", ".join(f"{kind} synchronize" for kind in pd.Series(kinds).value_counts().index)
 
 
-def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
+def race_changes(case: Case) -> Changes | None:
+    """Return the changes that the missing waits make, None where none is missing or that cannot be told.
+
+    Args:
+        case: Case.
+    """
+    if case.flow is None or case.places.basis != BY_LABEL or _order_unknown(case) is not None:
+        return None
+    races = case.remembered("races", _unordered)
+    if not len(races.consumer):
+        return None
+    return Changes(added_producer=races.producer, added_consumer=races.consumer)
+
+
+def _unordered(case: Case) -> Edges:
+    """Return the transfers and other ops of which one needs the other's data, and nothing orders the two."""
     assert case.flow is not None
     consumer, producer = case.flow.edges()
     is_comm = case.places.is_what(*labels.COMMUNICATION)
     crossing = is_comm[consumer] != is_comm[producer]
     after, before = case.places.rows[consumer[crossing]], case.places.rows[producer[crossing]]
-    inside = case.scope.is_inside[after] & case.scope.is_inside[before]
-    after, before = after[inside], before[inside]
     is_safe = is_ordered(case.dependencies, case.start_ns, case.end_ns, before, after)
-    after, before = after[~is_safe], before[~is_safe]
-    if not len(after):
-        return ()
+    return Edges(before[~is_safe], after[~is_safe])
+
+
+def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
     if case.places.basis != BY_LABEL:
         return NotApplicable(
             f"{CODE} (race)",
             "which data each op reads is only guessed from the order of kernels, which is too little to call a missing"
             " wait a race; mark ops with ranges of the domain cptrace (cptrace/labels.py)",
         )
+    before, after = case.remembered("races", _unordered)
+    inside = case.scope.is_inside[after] & case.scope.is_inside[before]
+    after, before = after[inside], before[inside]
+    if not len(after):
+        return ()
     if (missing := _order_unknown(case)) is not None:
         return missing
     n_early = int(np.count_nonzero(case.start_ns[after] < case.end_ns[before]))

@@ -102,12 +102,11 @@ def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     """Return the one rank whose compute is slower than that of all others, for the same ops."""
-    if not is_comparable(case, speeds):
-        return None
-    worst = speeds.outlier(speeds.compute, SLOWER)
+    compute = speeds.compute if is_comparable(case, speeds) else speeds.beside_attention
+    worst = speeds.outlier(compute, SLOWER)
     if worst is None:
         return None
-    rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
+    rank, ratio = speeds.ranks[worst], float(compute[worst])
     duration = case.recording.duration_ns.copy()
     slow = case.is_compute & (case.rank == rank)
     duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)

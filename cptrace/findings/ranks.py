@@ -51,6 +51,7 @@ class RankSpeeds:
         attention: Time of all attention, float64 of shape (R,).
         n_attention: Number of attention ops, int64 of shape (R,).
         transfer: Duration of the same transfers once all had arrived, float64 of shape (R,).
+        beside_attention: As `compute`, of all kernels but attention: the same on all ranks where attention is not.
     """
 
     ranks: tuple[int, ...]
@@ -58,6 +59,7 @@ class RankSpeeds:
     attention: Float64Array
     n_attention: Int64Array
     transfer: Float64Array
+    beside_attention: Float64Array
 
     def outlier(self, ratios: Float64Array, threshold: float) -> int | None:
         """Return the position of the one rank whose ratio is above a threshold while all others are alike."""
@@ -127,6 +129,7 @@ def _find_speeds(case: Case) -> RankSpeeds:
         attention=totals / max(_lower_median(totals), 1.0),
         n_attention=counts,
         transfer=_ratios(case, is_transfer, case.recording.duration_ns),
+        beside_attention=_ratios(case, is_compute & ~is_attention(case.ops), duration),
     )
 
 

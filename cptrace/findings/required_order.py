@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,15 +11,6 @@ import pandas as pd
 
 from cptrace import intervals, labels
 from cptrace.errors import TraceError
-from cptrace.findings import (
-    imbalance,
-    late_launch,
-    missing_event,
-    peer_wait,
-    shared_communicator,
-    shared_stream,
-    single_buffer,
-)
 from cptrace.findings.advice import RINGS, scheme_name
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation, Finding, op_evidence
@@ -95,8 +86,8 @@ def _mend_others(case: Case) -> _Mended:
     recording = case.recording
     made = Changes()
     n_causes = 0
-    for find_changes in _OTHERS:
-        gain = gain_of(case, find_changes)
+    for cause in case.causes_to_mend:
+        gain = gain_of(case, cause.changes)
         if gain is not None:
             made, n_causes = combine(made, gain.changes, recording.duration_ns), n_causes + 1
     duration = recording.duration_ns if made.duration_ns is None else made.duration_ns
@@ -141,18 +132,6 @@ def _window(case: Case, times: Replayed, rank: int) -> Intervals:
         {"step": step[mine], "start": times.start_ns[op[mine]], "end": times.end_ns[op[mine]]}
     ).groupby("step")
     return intervals.union(Intervals(of_step["start"].min().to_numpy(), of_step["end"].max().to_numpy()))
-
-
-_OTHERS: Final[tuple[Callable[[Case], Changes | None], ...]] = (
-    missing_event.changes,
-    shared_stream.changes,
-    single_buffer.changes,
-    shared_communicator.changes,
-    late_launch.changes,
-    peer_wait.straggler_changes,
-    peer_wait.slow_link_changes,
-    imbalance.changes,
-)
 
 
 def _advice(case: Case, *, is_bound: bool) -> str:

@@ -11,7 +11,7 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
-from cptrace.findings.rewire import buffer_edges, join, needed_edges, stream_edges
+from cptrace.findings.rewire import buffer_edges, is_free_of, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
@@ -72,6 +72,7 @@ def changes(case: Case) -> Changes | None:
     freed = accidental(case)
     if not freed.any():
         return None
+    freed |= _between_channels(case, freed)
     edges = join(stream_edges(case, freed), needed_edges(case), buffer_edges(case))
     return Changes(drop_previous=freed, added_producer=edges.producer, added_consumer=edges.consumer)
 
@@ -87,6 +88,21 @@ def accidental(case: Case) -> BoolArray:
     freed = np.zeros(len(case.ops), bool)
     freed[rows[~case.is_needed(rows, before[rows])]] = True
     return freed
+
+
+def _between_channels(case: Case, freed: BoolArray) -> BoolArray:
+    """Return which transfers wait for one of another channel in the streams of freed ops, bool of shape (N,).
+
+    Only because both are in the stream of attention are they behind one another: moved out, each channel has its own.
+    """
+    queue, before = case.dependencies.queue, case.stream_before
+    rows = np.flatnonzero((before >= 0) & (case.dependencies.previous == before))
+    rows = rows[np.isin(queue[rows], np.unique(queue[freed]))]
+    comm = case.is_what(*labels.COMMUNICATION)
+    rows = rows[comm[rows] & comm[before[rows]]]
+    found = np.zeros(len(case.ops), bool)
+    found[rows[is_free_of(case, rows, before[rows])]] = True
+    return found
 
 
 def _advice(case: Case) -> str:

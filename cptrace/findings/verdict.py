@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from cptrace.findings.case import MIN_SHARE, Case, Prediction
+from cptrace.errors import TraceError
+from cptrace.findings.case import MIN_SHARE, Case, Prediction, ToMend
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
 from cptrace.outcome import NotApplicable
 from cptrace.peers import peers_missing
-from cptrace.replay import Changes
+from cptrace.replay import Changes, combine
 
 MAX_UNKNOWN_WAITS: Final = 0.05
 """Up to this share of waits without a record, what looks like no cause is believed to have none."""
@@ -22,22 +23,31 @@ class Gain(NamedTuple):
 
     Attributes:
         changes: What is different.
-        prediction: What that would give.
+        prediction: What that would give, on top of what `after` names.
+        after: Names of what hides it: before they are mended it gives nothing.
     """
 
     changes: Changes
     prediction: Prediction
+    after: tuple[str, ...] = ()
 
 
 def gain_of(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain | None:
     """Return a finding's change and what it would give; None where it changes nothing, or gives too little.
 
-    Several findings ask for the same one, and a replay takes its time: each is made once.
+    One cause may hide another: transfers that share a stream with attention cost nothing while the host launches too
+    slowly for either. What gives nothing alone is therefore tried again on top of all that does.
 
     Args:
         case: Case.
         find_changes: Returns what is different; None for nothing.
     """
+    alone = _alone(case, find_changes)
+    return alone if alone is not None else case.remembered("hidden", _find_hidden).get(find_changes)
+
+
+def _alone(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain | None:
+    """Return what a change gives by itself; several findings ask, and a replay takes its time: it is made once."""
     name = f"gain of {find_changes.__module__}.{find_changes.__qualname__}"
     return case.remembered(name, lambda case: _gain(case, find_changes(case)))
 
@@ -46,8 +56,55 @@ def _gain(case: Case, made: Changes | None) -> Gain | None:
     if made is None:
         return None
     prediction = case.predict(made)
-    is_worth = prediction.recoverable_ns > MIN_SHARE * case.step_ns
-    return Gain(made, prediction) if is_worth else None
+    return Gain(made, prediction) if _is_worth(prediction) else None
+
+
+def _is_worth(prediction: Prediction) -> bool:
+    return prediction.recoverable_ns > MIN_SHARE * (prediction.step_ns + prediction.recoverable_ns)
+
+
+def _find_hidden(case: Case) -> dict[Callable[[Case], Changes | None], Gain]:
+    """Return what pays only once all that pays by itself is mended, the most first; each on top of those before it."""
+    shown = [(cause, _shown(case, cause)) for cause in case.causes_to_mend]
+    mended = [(cause.name, changes) for cause, changes in shown if changes is not None]
+    waiting = [cause for cause, changes in shown if changes is None]
+    found: dict[Callable[[Case], Changes | None], Gain] = {}
+    while mended and waiting:
+        gains = [(cause, gain) for cause in waiting if (gain := _on_top(case, cause, mended)) is not None]
+        if not gains:
+            break
+        cause, gain = max(gains, key=lambda entry: entry[1].prediction.recoverable_ns)
+        found[cause.changes] = gain
+        mended.append((cause.name, gain.changes))
+        waiting.remove(cause)
+    return found
+
+
+def _shown(case: Case, cause: ToMend) -> Changes | None:
+    """Return what mending a cause changes where it is to be mended for itself."""
+    if cause.is_wrong:
+        return cause.changes(case)
+    gain = _alone(case, cause.changes)
+    return None if gain is None else gain.changes
+
+
+def _on_top(case: Case, cause: ToMend, mended: Sequence[tuple[str, Changes]]) -> Gain | None:
+    """Return what a cause gives on top of others that are mended; None where that is too little or cannot be told."""
+    made = cause.changes(case)
+    if made is None:
+        return None
+    before = Changes()
+    for _, changes in mended:
+        before = combine(before, changes, case.recording.duration_ns)
+    try:
+        without, with_it = (
+            case.predict(before),
+            case.predict(combine(before, made, case.recording.duration_ns)),
+        )
+    except TraceError:  # two changes contradict each other
+        return None
+    prediction = Prediction(with_it.step_ns, without.step_ns - with_it.step_ns)
+    return Gain(made, prediction, tuple(name for name, _ in mended)) if _is_worth(prediction) else None
 
 
 def confidence_of(case: Case) -> str:

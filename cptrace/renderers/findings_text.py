@@ -14,7 +14,7 @@ from cptrace.gates import CODES, not_looked_for
 from cptrace.names import function_name
 from cptrace.renderers.comparison_text import clean, finding_name
 from cptrace.report import Report, Row
-from cptrace.units import format_instant, format_ns, plural
+from cptrace.units import format_instant, format_ns, joined, plural
 
 _MAX_FULL: Final = 3
 _MAX_ALIKE: Final = 3
@@ -127,6 +127,8 @@ def _gain(row: Row, what: str) -> str:
         return "no gain predicted"
     recorded = predicted + saved
     share = f" ({-100 * saved / recorded:+.1f} %)" if recorded else ""
+    if names := row.get("after"):
+        what = f"once {clean(joined(names))} {'is' if len(names) == 1 else 'are'} mended: {what}"
     return f"{what} {format_ns(recorded)} -> {format_ns(predicted)}{share}"
 
 
