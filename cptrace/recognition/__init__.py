@@ -15,9 +15,11 @@ import pandas as pd
 
 from cptrace import labels
 from cptrace.launches import Launches
+from cptrace.recognition.blocks import COUNTED, IS_FORWARD, N_BEHIND, RANK, STARTS_APART, find_blocks
 from cptrace.recognition.flow import Flow, bind
 from cptrace.recognition.pattern import places_by_pattern
 from cptrace.recognition.places import Places, places_by_label
+from cptrace.recognition.te import fits_te, streams_text, te_places
 from cptrace.schemes.dataflow import find_flow
 from cptrace.trace import Trace
 from cptrace.units import format_fraction
@@ -32,6 +34,7 @@ MEDIUM: Final = "medium"
 LOW: Final = "low"
 
 _ENOUGH: Final = 0.8  # of the blocks that communicate must look alike
+_COMMUNICATION: Final = tuple(name for name in COUNTED if name != labels.ATTENTION)
 _TE: Final = "te"
 _RING_NAMES: Final = ("ring", "zigzag_ring", "striped_ring")
 _LAYOUT_SCHEMES: Final = {"zigzag": "zigzag_ring", "striped": "striped_ring"}
@@ -78,7 +81,7 @@ def recognise(trace: Trace, launches: Launches) -> Recognition:
         confidence = HIGH
     else:
         places = places_by_pattern(trace)
-        scheme, confidence, evidence = _by_pattern(places)
+        scheme, confidence, evidence, places = _by_pattern(places, trace.ops)
     flow = find_flow(scheme)
     return Recognition(scheme, confidence, evidence, places, None if flow is None else bind(flow, places))
 
@@ -126,81 +129,92 @@ def _ring_by_label(
     return scheme, f"{evidence}; layout {layout}" if layout else evidence
 
 
-@dataclass(frozen=True, slots=True)
-class _Mix:
-    """How many ops of each kind each block has."""
+def _by_pattern(places: Places, ops: pd.DataFrame) -> tuple[str, str, str, Places]:
+    """Return the scheme that the mix of ops per attention call shows, how sure that is, the evidence, and the places.
 
-    counts: pd.DataFrame
-    is_forward: pd.Series
-
-
-def _by_pattern(places: Places) -> tuple[str, str, str]:
-    """Return the scheme that the mix of ops per attention call shows, how sure that is, and the evidence."""
+    Args:
+        places: Places that the mix of ops gives.
+        ops: Device work.
+    """
     if not len(places):
-        return UNKNOWN, LOW, "no attention kernel with communication of an attention scheme was found"
-    mix = _mix(places)
-    talking = mix.counts[mix.counts.drop(columns=labels.ATTENTION).sum(axis=1) > 0]
+        evidence = "no attention kernel with communication of an attention scheme was found"
+        return UNKNOWN, LOW, evidence, places
+    blocks = find_blocks(places, ops)
+    talking = blocks[blocks[list(_COMMUNICATION)].sum(axis=1) > 0]
     if talking.empty:
-        return UNKNOWN, LOW, f"none of {len(mix.counts)} attention calls has communication beside it"
-    for scheme, fits, text in _PATTERNS:
-        share = float(fits(talking).mean())
+        evidence = f"none of {len(blocks)} attention calls has communication beside it"
+        return UNKNOWN, LOW, evidence, places
+    for scheme, fits_pattern, text in _PATTERNS:
+        fits = fits_pattern(talking)
+        share = float(fits.mean())
         if share >= _ENOUGH:
             described = f"{format_fraction(share)} of {len(talking)} attention calls that communicate: {text}"
-            return scheme, MEDIUM, described + f"; typically {_typical(talking)}"
-    return (
-        UNKNOWN,
-        LOW,
-        f"no known pattern fits {100 * _ENOUGH:.0f} % of {len(talking)} calls; typically {_typical(talking)}",
+            if scheme == _TE:
+                described += f"; {streams_text(talking)}"
+                places = te_places(places, ops, talking.index[fits].to_numpy(np.int64))
+            return scheme, MEDIUM, described + f"; typically {_typical(talking)}", places
+    evidence = (
+        f"no known pattern fits {100 * _ENOUGH:.0f} % of {len(talking)} calls; typically {_typical(talking)}"
     )
-
-
-def _mix(places: Places) -> _Mix:
-    columns = (
-        labels.ATTENTION,
-        labels.SEND_RECV,
-        labels.ALL_TO_ALL,
-        labels.ALL_GATHER,
-        labels.REDUCE_SCATTER,
-    )
-    n_blocks = int(places.block.max()) + 1
-    counts = {name: np.bincount(places.block[places.is_what(name)], minlength=n_blocks) for name in columns}
-    is_forward = np.ones(n_blocks, bool)
-    is_forward[places.block[places.is_backward]] = False
-    return _Mix(pd.DataFrame(counts), pd.Series(is_forward))
+    return UNKNOWN, LOW, evidence, places
 
 
 def _typical(talking: pd.DataFrame) -> str:
     """Return the most frequent mix of a block."""
-    mixes = talking.value_counts().sort_index()
-    names, most = talking.columns, mixes.idxmax()
-    counts = most if isinstance(most, tuple) else (most,)
-    return " + ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
+    counts = talking[list(COUNTED)].value_counts().sort_index().idxmax()
+    assert isinstance(counts, tuple)
+    return " + ".join(f"{count} {name}" for name, count in zip(COUNTED, counts, strict=True) if count)
 
 
-def _is_ring(mix: pd.DataFrame) -> pd.Series:
-    hops = mix[labels.ATTENTION] - 1
-    n_transfers = mix[labels.SEND_RECV]
-    # Forward P - 1 transfers, backward 2P - 1; K and V apart make twice as many.
-    fits = n_transfers.eq(hops) | n_transfers.eq(2 * hops) | n_transfers.eq(2 * hops + 1)
-    return (hops >= 1) & fits & (mix[labels.ALL_TO_ALL] == 0)
+def _is_ring(blocks: pd.DataFrame) -> pd.Series:
+    hops = blocks[labels.ATTENTION] - 1
+    n_transfers = blocks[labels.SEND_RECV]
+    # Forward P - 1 transfers, backward 2P - 1; K and V apart make twice as many, unless one comes behind all attention,
+    # as exchanges of heads do. Backward two between two attentions may as well be Transformer Engine's, kv and dkv.
+    is_double = n_transfers.eq(2 * hops) & np.where(blocks[IS_FORWARD], blocks[N_BEHIND] == 0, hops > 1)
+    fits = n_transfers.eq(hops) | is_double | n_transfers.eq(2 * hops + 1)
+    return (hops >= 1) & fits & (blocks[labels.ALL_TO_ALL] == 0)
 
 
-def _is_ulysses(mix: pd.DataFrame) -> pd.Series:
-    others = mix[[labels.SEND_RECV, labels.ALL_GATHER, labels.REDUCE_SCATTER]].sum(axis=1)
-    return (mix[labels.ATTENTION] == 1) & (mix[labels.ALL_TO_ALL] >= 1) & (others == 0)
+def _is_zigzag(blocks: pd.DataFrame) -> pd.Series:
+    """Return which blocks are of a ring that begins with a causal block and goes on with others, on several ranks.
+
+    With contiguous chunks a causal mask leaves all of a ring's blocks to the last rank alone. Where it cuts every
+    block, as with stripes, or there is none, one kernel does them all.
+    """
+    forward = blocks[IS_FORWARD]
+    has_ranks = blocks[RANK][forward].nunique() > 1
+    return _is_ring(blocks) & (blocks[STARTS_APART] | ~forward) & has_ranks
 
 
-def _is_all_gather(mix: pd.DataFrame) -> pd.Series:
-    others = mix[[labels.SEND_RECV, labels.ALL_TO_ALL]].sum(axis=1)
-    return (mix[labels.ALL_GATHER] >= 1) & (others == 0)
+def _is_ulysses(blocks: pd.DataFrame) -> pd.Series:
+    others = blocks[[labels.SEND_RECV, labels.ALL_GATHER, labels.REDUCE_SCATTER]].sum(axis=1)
+    return (blocks[labels.ATTENTION] == 1) & (blocks[labels.ALL_TO_ALL] >= 1) & (others == 0)
 
 
-def _is_usp(mix: pd.DataFrame) -> pd.Series:
-    return (mix[labels.ALL_TO_ALL] >= 2) & (mix[labels.SEND_RECV] >= 1)
+def _is_all_gather(blocks: pd.DataFrame) -> pd.Series:
+    others = blocks[[labels.SEND_RECV, labels.ALL_TO_ALL]].sum(axis=1)
+    return (blocks[labels.ALL_GATHER] >= 1) & (others == 0)
 
 
+def _is_usp(blocks: pd.DataFrame) -> pd.Series:
+    return (blocks[labels.ALL_TO_ALL] >= 2) & (blocks[labels.SEND_RECV] >= 1)
+
+
+# The first that fits: a ring's pattern holds for those of its kind that are told apart by more.
 _PATTERNS: Final[tuple[tuple[str, Callable[[pd.DataFrame], pd.Series], str], ...]] = (
     ("ulysses", _is_ulysses, "one attention with exchanges before and after it, and none beside it"),
+    (
+        _TE,
+        fits_te,
+        "P attentions, forward with P - 1 messages, backward with P, each behind one attention and beside the next",
+    ),
+    (
+        "zigzag_ring",
+        _is_zigzag,
+        "P attentions with a transfer between each two, on several ranks, and forward the first is a kernel of its own,"
+        " the causal one",
+    ),
     ("ring", _is_ring, "P attentions with a transfer between each two"),
     ("usp", _is_usp, "exchanges around several attentions with transfers between them"),
     ("all_gather", _is_all_gather, "attention after an all-gather"),

@@ -145,3 +145,14 @@ def test_of_a_trace_without_any_event_nobody_knows_whether_there_were_none(tmp_p
     report = report_of([host], tmp_path)
     assert RACE not in findings(report)
     assert "perhaps they were not traced" in not_looked_for(report)["missing-event (race)"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_order_of_kernels_alone_tells_no_race(tmp_path: Path, waits: bool) -> None:
+    """
+    stream 7    gemm [attention 0][attention 1][attention 2] gemm      no label says what attention 1 reads, so that
+    stream 13        [kv 0    ][kv 1    ]                              nobody can say that all waits are there, either
+    """
+    report = report_of(Ring(waits=waits, has_gemms=True).hosts(), tmp_path, has_ranges=False)
+    assert RACE not in findings(report)
+    assert "only guessed from the order of kernels" in not_looked_for(report)["missing-event (race)"]

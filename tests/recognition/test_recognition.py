@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import cptrace
+from cptrace.analyses import make_scope
+from cptrace.recognition import recognise
 from cptrace.report import Row
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
 from tests.instrumented.conftest import run_apart
-from tests.support.diagnosed import report_of
+from tests.support.diagnosed import findings, lost_time, report_of
 from tests.support.shared_traces import ROOT, require_trace
+from tests.support.simulated_run import Host, write
 from tests.support.simulated_schemes import (
+    CAUSAL_KERNEL,
     COMPUTE,
     DKV,
     FORWARD_KERNEL,
+    FULL_KERNEL,
     GEMM_KERNEL,
     KV,
+    SECOND,
     SEND_RECV_KERNEL,
     Ring,
+    TeRing,
     ulysses,
 )
 from tests.support.tiny_export import TinyExport, edit
@@ -80,6 +90,191 @@ def test_rings_without_labels(tmp_path: Path, streams: tuple[int, int], is_forwa
     assert (row["scheme"], row["confidence"], row["basis"]) == ("ring", "medium", "pattern")
 
 
+def places_of(hosts: Sequence[Host], path: Path, *, has_ranges: bool) -> tuple[str, pd.DataFrame]:
+    """Return the scheme of a run, and what each of its ops is, by row."""
+    trace = cptrace.open_trace(write(hosts, path, has_ranges=has_ranges))
+    scope = make_scope(trace, ScopeRequest())
+    found = recognise(scope.trace, scope.launches)
+    places, kinds = found.places, found.places.kinds
+    what, tensor = (np.array(names, object)[places.kind] for names in (kinds.what, kinds.tensor))
+    columns = {"what": what, "tensor": tensor, "hop": places.hop, "is_backward": places.is_backward}
+    return found.scheme, pd.DataFrame(columns, index=places.rows)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("is_forward_only", [True, False])
+@pytest.mark.parametrize("corrects_in_loop", [True, False])
+@pytest.mark.parametrize("sends_apart", [True, False])
+def test_transformer_engine_without_labels(
+    tmp_path: Path, n_ranks: int, is_forward_only: bool, corrects_in_loop: bool, sends_apart: bool
+) -> None:
+    """
+    stream 7    gemm [attention 0]     [attention 2]     [merges] gemm [attention 0][merge][attention 1][merge] gemm
+    stream 9           [attention 1]     [attention 3]
+    stream 13        [kv 0]  [kv 1]  [kv 2]                            [kv  ]               [kv+dkv]
+    """
+    ring = TeRing(
+        n_ranks=n_ranks,
+        is_forward_only=is_forward_only,
+        corrects_in_loop=corrects_in_loop,
+        sends_apart=sends_apart,
+    )
+    report = report_of(ring.hosts(), tmp_path, has_ranges=False)
+    (row,) = report.rows("schemes")
+    assert (row["scheme"], row["confidence"], row["basis"]) == ("te", "medium", "pattern")
+    assert f"alternates between two streams in {n_ranks} of {n_ranks} forward calls" in row["evidence"]
+    assert not lost_time(report)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("streams", [(COMPUTE, SECOND, KV), (COMPUTE, COMPUTE, COMPUTE)])
+def test_messages_of_transformer_engine_are_what_labels_say(
+    tmp_path: Path, n_ranks: int, streams: tuple[int, int, int]
+) -> None:
+    """
+    stream 7    [attention 0][merge 0][attention 1][merge 1][attention 2][merge 2][attention 3][merge 3]
+    stream 13   [kv 0      ]          [kv+dkv 1  ]          [kv+dkv 2  ]          [dkv 3     ]
+    """
+    hosts = TeRing(n_ranks=n_ranks, streams=streams[:2], kv_stream=streams[2]).hosts()
+    labelled = places_of(hosts, tmp_path / "labelled.sqlite", has_ranges=True)[1]
+    scheme, found = places_of(hosts, tmp_path / "plain.sqlite", has_ranges=False)
+    assert scheme == "te"
+    behind_the_loop = (labelled["what"] == "merge") & ~labelled["is_backward"]
+    assert behind_the_loop.sum() == n_ranks**2
+    expected = labelled[~behind_the_loop]
+    pd.testing.assert_frame_equal(found.loc[expected.index], expected)
+    # Which of the merges behind the loop is of which hop cannot be told: each may read all that is before it.
+    assert set(found.loc[behind_the_loop.index[behind_the_loop], "hop"]) == {n_ranks - 1}
+
+
+def test_a_correction_in_the_loop_is_of_the_hop_that_has_ended(tmp_path: Path) -> None:
+    """
+    stream 7    [attention 0][c 0][attention 2   ][c 2]
+    stream 9      [attention 1          ][c 1]          attention 1 still runs when c 0 starts
+    """
+    hosts = TeRing(n_ranks=3, corrects_in_loop=True, is_forward_only=True).hosts()
+    _, found = places_of(hosts, tmp_path / "run.sqlite", has_ranges=False)
+    merges = found[found["what"] == "merge"]
+    assert merges["hop"].value_counts().to_dict() == {0: 3, 1: 3, 2: 3 * 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"n_buffers": 1}, "single-buffer"),
+        ({"streams": (COMPUTE, COMPUTE), "kv_stream": COMPUTE}, "shared-stream"),
+    ],
+)
+def test_what_is_wrong_with_transformer_engine_is_found_without_labels(
+    tmp_path: Path, changes: dict[str, object], key: str
+) -> None:
+    """
+    one buffer  stream 7   [attention 0]             [attention 2]
+                stream 9              [attention 1]              [attention 3]
+                stream 13  [kv 0]                [kv 1]      [kv 2]
+    one stream  stream 7   [kv 0][attention 0][kv 1][attention 1]
+    """
+    hosts = TeRing().but(**changes).hosts()
+    labelled, plain = (
+        findings(report_of(hosts, tmp_path, has_ranges=has_ranges)) for has_ranges in (True, False)
+    )
+    assert plain[key, None]["predicted_step_ns"] == labelled[key, None]["predicted_step_ns"]
+    assert (labelled[key, None]["confidence"], plain[key, None]["confidence"]) == ("high", "medium")
+
+
+@pytest.mark.parametrize("streams", [(COMPUTE, COMPUTE), (COMPUTE, SECOND)])
+def test_a_ring_that_sends_gradients_of_its_own_hop_is_not_taken_for_transformer_engine(
+    tmp_path: Path, streams: tuple[int, int]
+) -> None:
+    """
+    stream 7    [attention 0]           [attention 1]           [attention 2]
+    stream 13                [kv+dkv 0]              [kv+dkv 1]               [dkv 2]
+    """
+    ring = TeRing(streams=streams, sends_behind=True)
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert (row["scheme"], row["confidence"]) == ("unknown", "low")
+
+
+def test_exchanges_of_heads_around_it_are_no_messages_of_transformer_engine(tmp_path: Path) -> None:
+    """
+    stream 7    gemm            [attention 0]     [attention 2]     [merges]       gemm
+    stream 9                      [attention 1]     [attention 3]
+    stream 13                   [kv 0]  [kv 1]  [kv 2]                               3 here, and 3 there: were these
+    stream 14        [q  ][kv  ]                                            [out]    sent and received in two streams?
+    """
+    ring = TeRing(exchanges_heads=True, is_forward_only=True)
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert (row["scheme"], row["confidence"]) == ("unknown", "low")
+
+
+def test_sharded_weights_hide_no_transformer_engine(tmp_path: Path) -> None:
+    """
+    stream 7    gemm [attention 0]     [attention 2]     [merges] gemm
+    stream 9           [attention 1]     [attention 3]
+    stream 13        [kv 0]  [kv 1]  [kv 2]
+    stream 14        [all-gather of weights]                              is not the scheme's
+    """
+    scheme, found = places_of(TeRing(gathers_weights=True).hosts(), tmp_path / "run.sqlite", has_ranges=False)
+    assert scheme == "te"
+    assert set(found["what"]) == {"attention", "send_recv", "merge"}
+
+
+def test_forward_alone_and_in_one_stream_transformer_engine_is_a_ring(tmp_path: Path) -> None:
+    """
+    stream 7    gemm [attention 0][attention 1][attention 2][attention 3][merges] gemm
+    stream 13        [kv 0]       [kv 1]       [kv 2]
+    """
+    ring = TeRing(streams=(COMPUTE, COMPUTE), is_forward_only=True)
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert row["scheme"] == "ring"
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_a_causal_zigzag_without_labels(tmp_path: Path, n_ranks: int) -> None:
+    """
+    stream 7    gemm [causal 0][full 1][full 2][full 3] gemm        on every rank
+    stream 13        [kv 0]    [kv 1]  [kv 2]
+    """
+    ring = Ring(n_ranks=n_ranks, has_gemms=True, kernels=(CAUSAL_KERNEL, FULL_KERNEL))
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert (row["scheme"], row["confidence"], row["basis"]) == ("zigzag_ring", "medium", "pattern")
+    assert "the causal one" in row["evidence"]
+
+
+@pytest.mark.parametrize(
+    "kernels", [(FULL_KERNEL,), (CAUSAL_KERNEL,), (CAUSAL_KERNEL, CAUSAL_KERNEL, FULL_KERNEL)]
+)
+def test_other_rings_are_not_taken_for_a_zigzag(tmp_path: Path, kernels: tuple[str, ...]) -> None:
+    """
+    no mask     gemm [full 0  ][full 1  ][full 2  ][full 3  ] gemm
+    stripes     gemm [causal 0][causal 1][causal 2][causal 3] gemm
+    other       gemm [causal 0][causal 1][full 2  ][full 3  ] gemm
+    """
+    (row,) = report_of(Ring(has_gemms=True, kernels=kernels).hosts(), tmp_path, has_ranges=False).rows(
+        "schemes"
+    )
+    assert row["scheme"] == "ring"
+
+
+def test_one_rank_does_not_show_a_zigzag(tmp_path: Path) -> None:
+    """
+    stream 7    gemm [causal 0][full 1][full 2][full 3] gemm        of one rank: with contiguous chunks, the last one
+    """
+    hosts = Ring(has_gemms=True, kernels=(CAUSAL_KERNEL, FULL_KERNEL)).hosts()
+    (row,) = report_of(hosts[-1:], tmp_path, has_ranges=False).rows("schemes")
+    assert row["scheme"] == "ring"
+
+
+def test_a_causal_ring_of_contiguous_chunks_is_no_zigzag(tmp_path: Path) -> None:
+    """
+    rank 0      gemm [causal 0] gemm
+    rank 1      gemm [causal 0][full 1] gemm
+    """
+    ring = Ring(has_gemms=True, kernels=(CAUSAL_KERNEL, FULL_KERNEL), skips_masked=True)
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert row["scheme"] == "unknown"
+
+
 def test_a_transfer_beside_the_only_attention_is_no_exchange_of_ulysses(tmp_path: Path) -> None:
     """
     stream 7    gemm [attention      ] gemm
@@ -122,7 +317,7 @@ def test_ulysses_on_two_gpus_of_someone_else() -> None:
     assert "34 attention calls" in row["evidence"]
 
 
-MODELS = {"ring": "ring", "ulysses": "ulysses", "all_gather": "all_gather"}
+MODELS = {"ring": "ring", "te": "te", "ulysses": "ulysses", "all_gather": "all_gather"}
 
 
 @pytest.fixture(scope="module")
