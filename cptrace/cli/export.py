@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cptrace.cli.output import check_output
+from cptrace.cli.output import check_output, refuse_dash
 from cptrace.cli.progress import loading
 from cptrace.cli.settings import CONTEXT_SETTINGS
 from cptrace.errors import RenderError
@@ -52,6 +52,7 @@ Formats:
 def export(
     path: Path, format_name: str, output: Path, force: bool, rank: int | None, drop_invalid: bool
 ) -> None:
+    refuse_dash(output, "name a file with -o, or a folder for parquet")
     chosen = find_export(format_name)
     if chosen.is_folder:
         _check_folder(output, force=force)

@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from cptrace.errors import RenderError
+from cptrace.errors import RenderError, UsageError
 
 _PLAIN_WIDTH: Final = 80
 _LEAST_WIDTH: Final = 40  # below this, folded text is harder to read than what a terminal makes of it
@@ -28,14 +28,30 @@ def check_output(output: Path | None, *, force: bool, inputs: Iterable[Path] = (
         inputs: Files that must not be overwritten, whatever `force` says.
 
     Raises:
+        UsageError: It is `-`.
         RenderError: The file may not be written, and why.
     """
     if output is None:
         return
+    refuse_dash(output, "leave -o out for standard output, or name a file")
     try:
         _check_file(output, force, inputs)
     except OSError as error:
         raise RenderError(f"cannot write {output}: {error.strerror}; choose another name") from error
+
+
+def refuse_dash(output: Path, instead: str) -> None:
+    """Refuse the name by which other tools mean standard output: nobody looks for a file called `-`.
+
+    Args:
+        output: File to write.
+        instead: What to do.
+
+    Raises:
+        UsageError: It is that name.
+    """
+    if output == Path("-"):
+        raise UsageError(f"-o -: a file would be written under the name '-'; {instead}")
 
 
 def _check_file(output: Path, force: bool, inputs: Iterable[Path]) -> None:

@@ -19,17 +19,15 @@ from cptrace.capture.devices import choose_device
 from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import RunOutcome
 from cptrace.capture.launcher import run as launch
-from cptrace.capture.nsys_command import REPORT_SUFFIX
 from cptrace.capture.presets import PRESETS, find_preset
-from cptrace.capture.profilers import AUTO, PROFILERS, RECORDER, choose_profiler, describe_plan
+from cptrace.capture.profilers import AUTO, NSYS, PROFILERS, RECORDER, choose_profiler, describe_plan
 from cptrace.capture.profilers import NAMES as PROFILER_NAMES
 from cptrace.capture.run_spec import CLOCKS, MESSAGE_DTYPES, MODEL_OPTIONS, VIRTUAL, RunSpec
-from cptrace.cli.output import check_output, fit_lines, terminal_width
+from cptrace.cli.output import fit_lines, terminal_width
 from cptrace.cli.run_output import (
     DEFAULT_NAME,
     choose_output,
     claim_output,
-    keep_original,
     scratch_beside,
 )
 from cptrace.cli.run_text import describe_failure, describe_outcome
@@ -241,18 +239,14 @@ def run(
     if _is_one_of_many(spec):
         return
     choice = choose_profiler(profiler, device.kind)
-    path = choose_output(output, force=force)
+    path = choose_output(output, force=force, has_original=choice.profiler is NSYS)
     if dry_run:
         click.echo(describe_plan(choice, spec, path, device.kind))
         return
     capture = launch if choice.profiler is RECORDER else choice.profiler.capture
-    original = path.with_suffix(REPORT_SUFFIX)
-    if choice.profiler is not RECORDER:
-        check_output(original, force=force)
     with _progress_line() as show, scratch_beside(path) as scratch:
         outcome = capture(spec, scratch, show)
         path = claim_output(scratch, output, path, force=force)
-        keep_original(scratch, path)
     outcome = replace(outcome, report=path)
     if output_format == "json":
         click.echo(json.dumps({"report": str(path), "run": outcome.metadata}, indent=2, allow_nan=False))

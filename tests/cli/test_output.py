@@ -6,12 +6,15 @@ import os
 import stat
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from cptrace.cli.main import VERBS
 from cptrace.cli.output import has_color, terminal_width, write_output
 from cptrace.errors import RenderError
+from cptrace.exports import EXPORTS
 from tests.support.command_line import check_refused, cptrace
 from tests.support.tiny_export import TinyExport
 
@@ -102,6 +105,35 @@ def test_devices_and_pipes_are_never_replaced_by_a_file(path, tmp_path):
         check_refused(cptrace("analyze", path, "-o", out, "--force"), 5, "not a regular file")
         assert os.stat(out).st_rdev == before.st_rdev
         assert stat.S_IFMT(os.stat(out).st_mode) == stat.S_IFMT(before.st_mode)
+
+
+WRITERS = (
+    ("analyze", "t.sqlite"),
+    ("compare", "t.sqlite", "t.sqlite"),
+    ("whatif", "t.sqlite", "--fix", "single-buffer"),
+    *(("export", "t.sqlite", "--to", export.name) for export in EXPORTS),
+    ("run",),
+)
+
+
+def test_every_command_with_an_output_is_among_the_writers():
+    found = {
+        verb.name
+        for verb in VERBS
+        if any("--output" in option.opts for option in getattr(import_module(verb.module), verb.name).params)
+    }
+    assert found == {words[0] for words in WRITERS}
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("words", WRITERS, ids=" ".join)
+def test_a_dash_is_not_taken_for_a_file(words, force, path, tmp_path, monkeypatch):
+    """Other tools mean standard output by it; a file of that name would be found by nobody."""
+    monkeypatch.chdir(tmp_path)
+    has_stdout = words[0] in ("analyze", "compare", "whatif")
+    advice = "leave -o out for standard output" if has_stdout else "name a file"
+    check_refused(cptrace(*words, "-o", "-", *force), 2, "-o -", advice)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
 
 
 def test_a_link_stays_a_link(path, tmp_path):

@@ -104,6 +104,29 @@ def test_the_next_free_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert names == ["report.sqlite", "report-2.sqlite", "report-3.sqlite"]
 
 
+@pytest.mark.parametrize("there", ["report.sqlite", "report.nsys-rep"])
+def test_a_default_name_is_free_only_if_all_its_files_are(
+    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(there).write_text("mine")
+    Path("report-2.nsys-rep").symlink_to("nowhere")  # nothing is there, and yet the name is taken
+    for has_original in (False, True):
+        assert choose_output(None, force=False, has_original=has_original) == Path("report-3.sqlite")
+
+
+@pytest.mark.parametrize("has_original", [False, True])
+def test_only_what_has_an_original_needs_its_name(has_original: bool, tmp_path: Path) -> None:
+    path = tmp_path / "my.sqlite"
+    path.with_suffix(".nsys-rep").write_text("mine")
+    if not has_original:
+        assert choose_output(path, force=False) == path
+        return
+    with pytest.raises(RenderError, match=r"my\.nsys-rep: it exists"):
+        choose_output(path, force=False, has_original=True)
+    assert choose_output(path, force=True, has_original=True) == path
+
+
 def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     path.write_text("old")
@@ -149,6 +172,19 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--scheme", "tp", "--fault", "shared-stream"], UsageError, "would change nothing"),
         (["--fault", "no-wait", "--fault", "shared-stream"], UsageError, "would change nothing"),
         (["-o", "/no/such/folder/x.sqlite"], RenderError, "there is no folder /no/such/folder"),
+        (["-o", "-"], UsageError, "leave -o out for report.sqlite"),
+        (["-o", "-", "--force"], UsageError, "leave -o out for report.sqlite"),
+        (["-o", "-", "--dry-run"], UsageError, "leave -o out for report.sqlite"),
+        *(
+            (["-o", name, "--profiler", profiler, *more], UsageError, f"use -o {use}")
+            for name, use in (
+                ("b.nsys-rep", "b.sqlite"),
+                ("/no/b.qdrep", "/no/b.sqlite"),
+                (".nsys-rep", "NAME.sqlite"),
+            )
+            for profiler in ("recorder", "auto")
+            for more in ([], ["--force"], ["--dry-run"])
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_run(
@@ -379,6 +415,26 @@ def test_a_name_taken_during_the_run_stays_the_other_ones(tmp_path, monkeypatch)
         claimed = claim_output(scratch, None, Path("report.sqlite"), force=False)
         assert (claimed.name, claimed.read_text()) == (expected, "new")
         assert all((tmp_path / name).read_text() == "old" for name in taken)
+
+
+def test_a_report_and_its_original_get_one_name_or_none(tmp_path, monkeypatch):
+    """Another run takes either name after ours was chosen: both of its files stay its own."""
+    monkeypatch.chdir(tmp_path)
+    for taken in ("report.sqlite", "report.nsys-rep"):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        scratch = tmp_path / ".scratch"
+        scratch.write_text("new")
+        (tmp_path / ".scratch.nsys-rep").write_text("new original")
+        (tmp_path / taken).write_text("old")
+        assert claim_output(scratch, None, Path("report.sqlite"), force=False) == Path("report-2.sqlite")
+        assert Path("report-2.nsys-rep").read_text() == "new original"
+        with pytest.raises(RenderError, match="during the run"):
+            claim_output(scratch, Path("report.sqlite"), Path("report.sqlite"), force=False)
+        assert [path.name for path in tmp_path.glob("report.*")] == [taken]
+        assert (tmp_path / taken).read_text() == "old"
+        claim_output(scratch, Path("report.sqlite"), Path("report.sqlite"), force=True)
+        assert (tmp_path / "report.nsys-rep").read_text() == "new original"
 
 
 def test_an_output_that_appears_during_the_run_is_not_replaced_unless_forced(tmp_path):
