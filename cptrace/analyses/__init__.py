@@ -5,23 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pandas as pd
 
 from cptrace.analyses import account, breakdowns, messages, peer_waits, traffic
-from cptrace.analyses.scope import Activity, Lane, Scope, cut_to_windows, find_activities, find_lanes
-from cptrace.analyses.steps import find_step_ranges, find_steps
+from cptrace.analyses.scope import Activity, Lane, Scope, Window, cut_to_windows, find_activities, find_lanes
+from cptrace.analyses.steps import find_step_ranges, find_steps, no_whole_step, note_of_cut, split_at_windows
 from cptrace.analyses.windows import find_windows
 from cptrace.classify import classify
 from cptrace.errors import UsageError
 from cptrace.launches import Launches, find_launches
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, find_arrivals
-from cptrace.requests import ScopeRequest
+from cptrace.requests import ScopeRequest, WindowRequest
 from cptrace.trace import Trace
 
 
@@ -84,9 +84,27 @@ def make_scope(trace: Trace, request: ScopeRequest) -> Scope:
         if not isinstance(steps, NotApplicable):
             steps = steps[steps["rank"].isin(ranks)].reset_index(drop=True)
         windows = find_windows(trace.ops, ranks, steps, request.window)
+        steps, cut_steps = _whole_steps(steps, windows, request.window)
         inside_ns, is_inside = cut_to_windows(trace.ops, windows)
         lanes, activities, arrivals = activity.result()
-    return Scope(trace, launches, ranks, steps, windows, lanes, activities, inside_ns, is_inside, arrivals)
+    if len(cut_steps) and not isinstance(steps, NotApplicable):
+        trace = replace(trace, meta=replace(trace.meta, notes=(*trace.meta.notes, note_of_cut(cut_steps))))
+    return Scope(
+        trace, launches, ranks, steps, cut_steps, windows, lanes, activities, inside_ns, is_inside, arrivals
+    )
+
+
+def _whole_steps(
+    steps: pd.DataFrame | NotApplicable, windows: Mapping[int, Window], request: WindowRequest | None
+) -> tuple[pd.DataFrame | NotApplicable, pd.DataFrame]:
+    """Return the steps that count, or why there are none, and those that a window that was asked for cuts."""
+    if isinstance(steps, NotApplicable):
+        return steps, pd.DataFrame()
+    if request is None or request.is_all or steps.empty:
+        return steps, steps.head(0)
+    whole, cut = split_at_windows(steps, windows)
+    # All ranks have the same window where one was asked for.
+    return no_whole_step(cut, next(iter(windows.values()))) if whole.empty else whole, cut
 
 
 def _find_activity(

@@ -83,7 +83,10 @@ class Scope:
         trace: Classified trace.
         launches: The launching call of each op.
         ranks: Ranks asked for, ascending.
-        steps: Steps of these ranks (rank, step, name, start_ns, end_ns, n_ops), or why there are none.
+        steps: Steps of these ranks (rank, step, name, start_ns, end_ns, n_ops), or why there are none; with a window
+            that was asked for, those that lie wholly inside it on every rank that has them.
+        cut_steps: Steps of these ranks that such a window cuts, with the columns of `steps`: no figure of a step is
+            theirs. Empty without such a window.
         windows: Window of each rank.
         lanes: Ops of each role in each stream.
         activities: Activity of each rank.
@@ -96,6 +99,7 @@ class Scope:
     launches: Launches
     ranks: tuple[int, ...]
     steps: pd.DataFrame | NotApplicable
+    cut_steps: pd.DataFrame
     windows: Mapping[int, Window]
     lanes: tuple[Lane, ...]
     activities: Mapping[int, Activity]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from cptrace import labels
+from cptrace.analyses.scope import Window
 from cptrace.errors import UsageError
 from cptrace.intervals import Int64Array
 from cptrace.launches import Launches, closed_ranges, distinct_names, names_match
 from cptrace.outcome import NotApplicable
-from cptrace.trace import Trace
+from cptrace.trace import Note, Trace
+from cptrace.units import format_instant, joined, plural
 
 # Our own label, and what people write: "step 12", "step_12", "Iteration: 3", "ProfilerStep#7". A word alone or with a
 # number, but not "step_optimizer" or "stepping": those are parts of a step.
@@ -24,6 +27,7 @@ DEFAULT_PATTERN: Final = re.compile(
 # What any such name begins with: a quick first look at what may be a million distinct names.
 _CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
 _MAX_EXAMPLES: Final = 5
+_MAX_NAMED: Final = 3
 _RANGE_TABLES: Final = ("NVTX_EVENTS", "user_annotation")
 
 
@@ -167,3 +171,74 @@ def _ops_in_steps(
         found_ops.append(mine[is_inside])
         found_rows.append(rows[place[is_inside]])
     return np.concatenate(found_ops), np.concatenate(found_rows)
+
+
+def split_at_windows(steps: pd.DataFrame, windows: Mapping[int, Window]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the steps that lie wholly inside windows of one piece, and those that the windows cut.
+
+    A step is one of all ranks: ranks could not be compared in one that is whole on some of them and a part on others.
+
+    Args:
+        steps: Steps, as `find_steps` returns them.
+        windows: Window of each rank.
+
+    Returns:
+        Steps that lie inside on every rank that has them, and those that on some rank do and on some do not, or reach
+        over an edge; both with the columns of `steps`. Those that lie outside on every rank are in neither.
+    """
+    rank, start, end, number = (steps[name].to_numpy() for name in ("rank", "start_ns", "end_ns", "step"))
+    low, high = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+    for of_rank, window in windows.items():
+        low[rank == of_rank], high[rank == of_rank] = window.pieces.start_ns[0], window.pieces.end_ns[-1]
+    reaches_in = (end > low) & (start < high)
+    is_broken = np.isin(number, number[~reaches_in | (start < low) | (end > high)])
+    is_cut = is_broken & np.isin(number, number[reaches_in])
+    return steps[~is_broken].reset_index(drop=True), steps[is_cut].reset_index(drop=True)
+
+
+def no_whole_step(cut: pd.DataFrame, window: Window) -> NotApplicable:
+    """Return why a window has no steps.
+
+    Args:
+        cut: Steps that it cuts.
+        window: Window that was asked for.
+    """
+    where = (
+        f"{format_instant(int(window.pieces.start_ns[0]))} to {format_instant(int(window.pieces.end_ns[-1]))}"
+    )
+    reason = f"the window {where} holds no whole step"
+    if cut.empty:
+        return NotApplicable(
+            "steps", f"{reason}, nor a part of one; without --window all steps are accounted for"
+        )
+    number = plural(cut["step"].nunique(), "step")
+    return NotApplicable(
+        "steps",
+        f"{reason}: it cuts {number} ({_names(cut)}), and parts of steps are not compared as steps; {_widened(cut)};"
+        " without --window all steps are accounted for",
+    )
+
+
+def note_of_cut(cut: pd.DataFrame) -> Note:
+    """Return what a reader of figures of steps should know of those that the window cuts.
+
+    Args:
+        cut: Steps that the window cuts, at least one.
+    """
+    text = f"the window cuts {_names(cut)}: left out of all figures of steps; {_widened(cut)}"
+    return Note("cut-steps", text, cut["step"].nunique())
+
+
+def _widened(cut: pd.DataFrame) -> str:
+    return f"what it cuts is whole in --window {cut['start_ns'].min()}ns:{cut['end_ns'].max()}ns"
+
+
+def _names(steps: pd.DataFrame) -> str:
+    """Return what steps are called, for people; their number is added where the name has none."""
+    first = steps.drop_duplicates("step").sort_values("step")
+    named = first.head(_MAX_NAMED) if len(first) > _MAX_NAMED + 1 else first
+    names = [
+        name if any(map(str.isdecimal, name)) else f"{name} {number}"
+        for name, number in zip(named["name"].tolist(), named["step"].tolist(), strict=True)
+    ]
+    return joined([*names, f"{len(first) - len(named)} more"] if len(named) < len(first) else names)

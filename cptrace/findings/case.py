@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from cptrace.analyses.scope import Scope
 from cptrace.analyses.start_causes import CAUSES, StartCauses, find_start_causes
 from cptrace.classify import COMM, COMPUTE, ROLES
 from cptrace.dependencies import Dependencies, find_dependencies
+from cptrace.dependencies.unrecorded import with_inferred_syncs
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.labels import CUDA
 from cptrace.outcome import NotApplicable
@@ -25,7 +26,7 @@ MIN_SHARE: Final = 0.01
 
 Result = TypeVar("Result")
 
-_UNMEASURED_CLOCKS: Final = ("paced", "real")
+_EXACT_CLOCK: Final = "virtual"
 
 
 class Prediction(NamedTuple):
@@ -92,6 +93,7 @@ class Case:
             is none, int64 of shape (N,).
         causes_to_mend: All that a replay can take out of the run, by the name of its finding: what one of them hides
             of another is looked for among these.
+        n_inferred_syncs: Blocking calls that the trace has no record of; what they waited for is inferred.
         memo: What several findings ask for, found once; see `remembered`.
     """
 
@@ -106,6 +108,7 @@ class Case:
     position: Int64Array
     stream_before: Int64Array
     causes_to_mend: tuple[ToMend, ...] = ()
+    n_inferred_syncs: int = 0
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def remembered(self, name: str, find: Callable[[Case], Result]) -> Result:
@@ -179,7 +182,7 @@ class Case:
     def is_exact(self) -> bool:
         """Whether residuals are those of a device: an emulated one's are the threads' of a busy machine."""
         meta = self.scope.trace.meta
-        return meta.device_kind == CUDA or meta.clock not in _UNMEASURED_CLOCKS
+        return meta.device_kind == CUDA or meta.clock == _EXACT_CLOCK
 
     def exposed_together_ns(self, rows: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> int:
         """Return for how long some of its communication is exposed: what runs at once on a rank counts once.
@@ -232,7 +235,8 @@ def make_case(scope: Scope) -> Case:
     Args:
         scope: What to look at; its trace has device work.
     """
-    trace, ops = scope.trace, scope.trace.ops
+    trace, n_inferred = with_inferred_syncs(scope.trace, scope.launches)
+    scope, ops = replace(scope, trace=trace), trace.ops
     dependencies = find_dependencies(trace, scope.launches)
     recognition = recognise(trace, scope.launches)
     recording = make_recording(trace, dependencies, scope.arrivals)
@@ -250,6 +254,7 @@ def make_case(scope: Scope) -> Case:
         exposed_ns=_exposed(scope),
         position=position,
         stream_before=_stream_before(ops, dependencies.queue, recognition.places.rows),
+        n_inferred_syncs=n_inferred,
     )
 
 
@@ -261,15 +266,18 @@ def _steps(scope: Scope) -> Steps:
         return Steps(inside, np.zeros(len(inside), np.int64))
     rank, start = ops["rank"].to_numpy()[inside], ops["start_ns"].to_numpy()[inside]
     found = np.full(len(inside), -1, np.int64)
+    # Steps may overlap on the device: what belongs to one that the window cuts is not another one's.
+    known = pd.concat([scope.steps, scope.cut_steps]).sort_values("start_ns", kind="stable")
     for number in scope.ranks:
         mine = np.flatnonzero(rank == number)
-        steps = scope.steps[scope.steps["rank"] == number].sort_values("start_ns")
+        steps = known[known["rank"] == number]
         if steps.empty:
             continue
         place = np.searchsorted(steps["start_ns"].to_numpy(), start[mine], side="right") - 1
         is_in = (place >= 0) & (start[mine] < steps["end_ns"].to_numpy()[np.maximum(place, 0)])
         found[mine[is_in]] = steps["step"].to_numpy()[place[is_in]]
-    return Steps(inside[found >= 0], found[found >= 0])
+    is_whole = np.isin(found, scope.steps["step"].to_numpy())
+    return Steps(inside[is_whole], found[is_whole])
 
 
 def _exposed(scope: Scope) -> Int64Array:

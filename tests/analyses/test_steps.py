@@ -9,7 +9,7 @@ import pytest
 import cptrace
 from cptrace.analyses.steps import DEFAULT_PATTERN
 from cptrace.errors import UsageError
-from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
+from cptrace.requests import AnalyzeOptions, ScopeRequest
 from tests.support.plain_account import account, read_ops
 from tests.support.shared_traces import require_trace
 from tests.support.tiny_export import MARK, START_END, TinyExport
@@ -26,8 +26,8 @@ REFUSED = (
 )  # fmt: skip
 
 
-def steps_of(export, path, pattern=None, window=None):
-    scope = ScopeRequest(step_pattern=re.compile(pattern) if pattern else None, window=window)
+def steps_of(export, path, pattern=None):
+    scope = ScopeRequest(step_pattern=re.compile(pattern) if pattern else None)
     return cptrace.analyze(export.write(path), AnalyzeOptions(scope=scope))
 
 
@@ -141,15 +141,6 @@ def test_steps_may_overlap_on_the_device_and_count_once_in_the_window(tmp_path):
         assert (step["window_ns"], step["compute_ns"], step["comm_ns"], step["idle_ns"], step["overlap"]) == (
             plain.window_ns, plain.compute_ns, plain.comm_ns, plain.idle_ns, plain.overlap,
         )  # fmt: skip
-
-
-def test_steps_are_cut_to_the_window_asked_for(tmp_path):
-    export = TinyExport().range("step 0", 0, 10).range("step 1", 10, 20).range("step 2", 20, 30)
-    for number in range(3):
-        export.kernel("nvjet", 100 * number, 100 * number + 80, launch=10 * number + 1)
-    report = steps_of(export, tmp_path / "t.sqlite", window=WindowRequest(start_ns=40, end_ns=150))
-    assert [(row[2], *row[3:5]) for row in bounds(report)] == [("step 0", 40, 80), ("step 1", 100, 150)]
-    assert report.rows("ranks")[0]["window_ns"] == 110
 
 
 def test_a_pattern_is_searched_and_sees_every_kind_of_range_but_marks(tmp_path):
