@@ -21,7 +21,6 @@ COUNTED: Final = (
 RANK: Final = "rank"
 IS_FORWARD: Final = "is_forward"
 ALTERNATES: Final = "alternates"
-HAS_ONE_STREAM: Final = "has_one_stream"
 STARTS_APART: Final = "starts_apart"
 N_MESSAGES: Final = "n_messages"
 N_EARLY: Final = "n_early"
@@ -39,7 +38,6 @@ def find_blocks(places: Places, ops: pd.DataFrame) -> pd.DataFrame:
         rank              its rank
         is_forward        whether it is a forward pass
         alternates        whether its attention alternates between two streams
-        has_one_stream    whether its attention is in one stream
         starts_apart      whether its first attention is a kernel of its own, and all others share another one
         n_messages        transfers in each stream that has some: 2 streams at most, all equally many; else -1
         n_early           transfers of hop h that start before attention h - 1 has ended
@@ -114,7 +112,6 @@ def _of_attention(attention: pd.DataFrame, n_blocks: int) -> dict[str, Any]:
     n_streams = attention.groupby("block")["stream"].nunique().reindex(range(n_blocks), fill_value=0)
     return {
         ALTERNATES: (n_streams == 2).to_numpy() & (n_switches == n_next),
-        HAS_ONE_STREAM: (n_streams == 1).to_numpy(),
         STARTS_APART: (n_changes == 1) & (_count(block, changes & (hop == 1), n_blocks) == 1),
     }
 

@@ -24,7 +24,6 @@ from cptrace import labels
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.recognition.blocks import (
     ALTERNATES,
-    HAS_ONE_STREAM,
     IS_FORWARD,
     N_BEHIND,
     N_EARLY,
@@ -55,8 +54,7 @@ def fits_te(blocks: pd.DataFrame) -> pd.Series:
     if not has_streams and forward.nunique() < 2:
         return pd.Series(False, blocks.index)
     goes = forward & (blocks[N_MESSAGES] == hops) & (blocks[N_BEHIND] == 0)
-    comes = ~forward & (blocks[N_MESSAGES] == hops + 1) & (blocks[N_EARLY] == 0) & blocks[HAS_ONE_STREAM]
-    goes &= blocks[ALTERNATES] | (not has_streams)
+    comes = ~forward & (blocks[N_MESSAGES] == hops + 1) & (blocks[N_EARLY] == 0)
     comes &= blocks[N_FIRST_LATE if has_streams else N_LATE] == 0
     return (hops >= 1) & (blocks[labels.ALL_TO_ALL] == 0) & (goes | comes)
 

@@ -182,15 +182,18 @@ def test_what_is_wrong_with_transformer_engine_is_found_without_labels(
     assert (labelled[key, None]["confidence"], plain[key, None]["confidence"]) == ("high", "medium")
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize("streams", [(COMPUTE, COMPUTE), (COMPUTE, SECOND)])
-def test_a_ring_that_sends_gradients_of_its_own_hop_is_not_taken_for_transformer_engine(
-    tmp_path: Path, streams: tuple[int, int]
+@pytest.mark.parametrize("what", ["sends_behind", "sends_ahead"])
+def test_other_messages_than_those_of_transformer_engine(
+    tmp_path: Path, n_ranks: int, streams: tuple[int, int], what: str
 ) -> None:
     """
     stream 7    [attention 0]           [attention 1]           [attention 2]
-    stream 13                [kv+dkv 0]              [kv+dkv 1]               [dkv 2]
+    behind                   [kv+dkv 0]              [kv+dkv 1]               [dkv 2]     gradients of its own hop
+    ahead       [0 ][1 ][2 ]                                                              no gradients at all
     """
-    ring = TeRing(streams=streams, sends_behind=True)
+    ring = TeRing(n_ranks=n_ranks, streams=streams).but(**{what: True})
     (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
     assert (row["scheme"], row["confidence"]) == ("unknown", "low")
 

@@ -181,6 +181,7 @@ class TeRing:
         exchanges_heads: Whether two exchanges come before forward attention and one behind it, in another stream.
         gathers_weights: Whether a layer's weights are gathered beside its forward attention, in another stream.
         sends_behind: Whether backward a message leaves behind the attention of its own hop, not beside it.
+        sends_ahead: Whether backward a message waits for no gradients.
         is_forward_only: Whether there is no backward pass.
     """
 
@@ -193,6 +194,7 @@ class TeRing:
     exchanges_heads: bool = False
     gathers_weights: bool = False
     sends_behind: bool = False
+    sends_ahead: bool = False
     is_forward_only: bool = False
 
     def but(self, **changes: object) -> TeRing:
@@ -255,14 +257,17 @@ class _TeRank:
         _exchange(self.host, "forward", tensor, DKV, others)
 
     def _backward(self) -> None:
-        last = self.ring.n_ranks - 1
-        for hop in range(self.ring.n_ranks):
+        ring, last = self.ring, self.ring.n_ranks - 1
+        for hop in range(ring.n_ranks):
             tensor = "kv" if hop == 0 else "dkv" if hop == last else "kv+dkv"
-            if not self.ring.sends_behind:
+            # With one buffer a message waits until attention has read the one before.
+            is_behind = ring.sends_behind or (ring.n_buffers == 1 and hop > 0)
+            if hop == 0 or not ring.sends_ahead:
                 self.host.record(_SUMMED, COMPUTE)
+            if not is_behind:
                 self._send(tensor, "backward", hop, _SUMMED)
             self.host.launch(BACKWARD_KERNEL, 900_000, label=f"attention pass=backward layer=0 hop={hop}")
-            if self.ring.sends_behind:
+            if is_behind:
                 self.host.record(_SUMMED, COMPUTE)
                 self._send(tensor, "backward", hop, _SUMMED)
             self.host.wait(_KV_ARRIVED + hop, COMPUTE)
