@@ -13,8 +13,11 @@ import cptrace
 from cptrace.analyses import make_scope
 from cptrace.peers import Arrivals
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
+from tests.support.diagnosed import findings, not_looked_for
 from tests.support.shared_traces import ROOT, require_trace
-from tests.support.tiny_export import TinyExport
+from tests.support.simulated_run import Host, write
+from tests.support.simulated_schemes import COMPUTE, Ring, ulysses
+from tests.support.tiny_export import KERNEL, NVTX, RUNTIME, SYNCHRONIZATION, TinyExport, edit, global_pid
 
 SEND = "ncclDevKernel_SendRecv()"
 ALL = AnalyzeOptions(scope=ScopeRequest(window=WindowRequest(is_all=True)))
@@ -117,6 +120,114 @@ def test_ops_that_do_not_end_together_are_not_matched(tmp_path: Path) -> None:
     export = TinyExport().kernel(SEND, 0, 10).kernel(SEND, 500_000, 900_000, pid=101, device=1)
     report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
     assert any("end 899990 ns apart" in entry.reason for entry in report.not_applicable)
+
+
+def on_other_clocks(
+    hosts: list[Host], shift_ns: dict[int, int], path: Path, *, has_ranges: bool = True
+) -> Path:
+    """Write a run whose ranks' clocks are some time ahead; host, ranges and device of a rank keep together."""
+    write(hosts, path, has_ranges=has_ranges)
+    moves = []
+    for rank, ns in shift_ns.items():
+        first, last = global_pid(100 + rank), global_pid(101 + rank) - 1
+        for table, column in (
+            (KERNEL, "globalPid"),
+            (RUNTIME, "globalTid"),
+            (NVTX, "globalTid"),
+            (SYNCHRONIZATION, "globalPid"),
+        ):
+            where = f'WHERE "{column}" BETWEEN {first} AND {last}'
+            moves.append(f'UPDATE {table} SET start = start + {ns}, "end" = "end" + {ns} {where}')
+    return edit(path, *moves)
+
+
+RUNS = {
+    "ring": Ring().hosts,
+    "ring of two": Ring(n_ranks=2).hosts,
+    "straggler": Ring(attention_ns=(500_000, 500_000, 1_000_000, 500_000)).hosts,
+    "exchanges": lambda: ulysses(COMPUTE, n_ranks=4),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("late", [(1,), (0,), (0, 1)], ids=["one rank", "another rank", "a node"])
+@pytest.mark.parametrize("has_ranges", [True, False], ids=["by label", "by order"])
+def test_ranks_on_clocks_that_differ_are_not_matched(
+    tmp_path: Path, run: str, late: tuple[int, ...], has_ranges: bool
+) -> None:
+    """
+    rank 0   [kv 0]                  nothing that meets ends before the other has started,
+    rank 1             [kv 0]        so this is no waiting
+    """
+    hosts = RUNS[run]()
+    shift = dict.fromkeys(late if len(late) < len(hosts) else late[:1], 300_000_000)
+    report = cptrace.analyze(on_other_clocks(hosts, shift, tmp_path / "t.sqlite", has_ranges=has_ranges))
+    reason = not_looked_for(report)["peer_wait"]
+    assert "the clocks of the ranks differ" in reason
+    assert not any(code == "peer-wait" for code, _ in findings(report))
+    assert all(row["peer_wait_ns"] is None for row in report.rows("ranks"))
+
+
+def test_how_far_clocks_differ_is_said(tmp_path: Path) -> None:
+    path = on_other_clocks(Ring(n_ranks=2).hosts(), {1: 300_000_000}, tmp_path / "t.sqlite")
+    reason = not_looked_for(cptrace.analyze(path))["peer_wait"]
+    assert reason.startswith("4 of 8 communication ops end before")
+    assert "300 ms before it (median)" in reason
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("error_ns", [-10_000, 0, 10_000])
+def test_clocks_that_are_as_good_as_a_report_has_them_are_believed(
+    tmp_path: Path, run: str, error_ns: int
+) -> None:
+    path = on_other_clocks(RUNS[run](), {1: 20_000 + error_ns, 0: 20_000}, tmp_path / "t.sqlite")
+    assert "peer_wait" not in not_looked_for(cptrace.analyze(path))
+
+
+@pytest.mark.parametrize(("error_ns", "is_believed"), [(10_000, True), (10_001, False)])
+@pytest.mark.parametrize("is_labelled", [True, False])
+def test_how_much_earlier_than_possible_is_too_much(
+    tmp_path: Path, error_ns: int, is_believed: bool, is_labelled: bool
+) -> None:
+    """
+    rank 0    [1000 - 2000)
+    rank 1                  [2000 + error - 3000 + error)     one exchange
+    """
+    export = ranks(TinyExport(), 2)
+    for rank, start in ((0, 1_000), (1, 2_000 + error_ns)):
+        if is_labelled:
+            hop(export, rank, str(1 - rank), start, start + 1_000, 0)
+        else:
+            export.kernel(SEND, start, start + 1_000, pid=100 + rank, device=rank)
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
+    assert (report.rows("ranks")[0]["peer_wait_ns"] is not None) == is_believed
+
+
+@pytest.mark.parametrize(("one_way", "is_believed"), [(True, True), (False, False)])
+def test_a_sender_may_be_done_before_its_receiver_comes(
+    tmp_path: Path, one_way: bool, is_believed: bool
+) -> None:
+    """
+    rank 0 (to 1)    [0 ----- 50 us)             received from rank 2, and what it sent lies in a buffer
+    rank 1 (to 2)                     [90 - 140)
+    rank 2 (to 0)    [0 -- 20 us)  or   [0 ----------- 140)   the former cannot be: it receives from rank 1
+    """
+    export = ranks(TinyExport(), 3)
+    hop(export, 0, "1,2", 0, 50_000, 0)
+    hop(export, 1, "0,2", 90_000, 140_000, 0)
+    hop(export, 2, "0,1", 0, 140_000 if one_way else 20_000, 0)
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
+    assert ("peer_wait" not in not_looked_for(report)) == is_believed
+
+
+def test_a_trace_of_the_pytorch_profiler_is_told_what_records_all_ranks() -> None:
+    (entry,) = [
+        entry
+        for entry in cptrace.analyze(require_trace("kineto/nccl-4-streams.json.gz"), ALL).not_applicable
+        if entry.analysis == "peer_wait"
+    ]
+    assert "one file per rank, each on a clock of its own" in entry.reason
+    assert "an Nsight Systems report of a whole node has all its ranks" in entry.reason
 
 
 def test_a_trace_without_communication_waits_for_nobody(tmp_path: Path) -> None:
