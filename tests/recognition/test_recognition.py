@@ -198,6 +198,19 @@ def test_other_messages_than_those_of_transformer_engine(
     assert (row["scheme"], row["confidence"]) == ("unknown", "low")
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_with_attention_in_one_stream_late_messages_may_carry_gradients_of_their_own_hop(
+    tmp_path: Path, n_ranks: int
+) -> None:
+    """
+    stream 7    [attention 0][attention 1]
+    stream 13   [kv]                      [dkv]     back home from attention 1, or of attention 0 and late?
+    """
+    ring = TeRing(n_ranks=n_ranks, streams=(COMPUTE, COMPUTE), n_buffers=1)
+    (row,) = report_of(ring.hosts(), tmp_path, has_ranges=False).rows("schemes")
+    assert (row["scheme"], row["confidence"]) == ("unknown", "low")
+
+
 def test_exchanges_of_heads_around_it_are_no_messages_of_transformer_engine(tmp_path: Path) -> None:
     """
     stream 7    gemm            [attention 0]     [attention 2]     [merges]       gemm
