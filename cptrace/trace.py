@@ -42,6 +42,7 @@ class TraceMeta:
         session_start_utc_ns: Wall-clock time of time 0, in ns since 1970, good to milliseconds across hosts.
         trace_name: Name that the tool gave the trace, where the file says so.
         record_again: How to record such a trace so that nothing is missing.
+        record_waits: What to record such a trace with so that waits for events have their records.
         missing_tables: Source tables that are absent or empty, in the source's own names.
         notes: What a reader should know.
     """
@@ -56,6 +57,10 @@ class TraceMeta:
     session_start_utc_ns: int | None = None
     trace_name: str | None = None
     record_again: str = "nsys profile --trace=cuda,nvtx"
+    record_waits: str = (
+        "an Nsight Systems that traces event records, and event tracing on (it is an option of newer versions: nsys"
+        " profile --help tells)"
+    )
     missing_tables: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 

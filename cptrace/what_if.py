@@ -20,7 +20,7 @@ from cptrace import labels
 from cptrace.analyses import make_scope
 from cptrace.analyses.scope import device_work_missing
 from cptrace.errors import SourceError, TraceError, UsageError
-from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case
+from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case, outcomes
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times
@@ -257,10 +257,10 @@ def _outcome(case: Case, wanted: WantedFix, changes: Changes | None) -> FixOutco
     code, form = wanted.diagnosis.code, wanted.form
     if changes is not None:
         return FixOutcome(code, form, APPLIED, alone_step_ns=_mean(_times(case, changes).job_time_ns))
-    looked = wanted.diagnosis.find(case)
-    if isinstance(looked, NotApplicable):
-        return FixOutcome(code, form, NOT_APPLICABLE, looked.reason)
     name = f"{code} ({form})" if form else code
+    for looked in outcomes(case, wanted.diagnosis):
+        if isinstance(looked, NotApplicable) and (form is None or looked.analysis in (code, name)):
+            return FixOutcome(code, form, NOT_APPLICABLE, looked.reason)
     return FixOutcome(code, form, NOT_FOUND, f"{name} was not found; nothing to fix")
 
 

@@ -37,6 +37,8 @@ CAUSES: Final = (STREAM_ORDER, EVENT_WAIT, LAUNCH, HOST_SYNC, QUEUE_ORDER, UNKNO
 
 # Host and device clocks of one machine agree to about a microsecond.
 CLOCK_TOLERANCE_NS: Final = 2_000
+MAX_UNKNOWN_WAITS: Final = 0.05
+"""Up to this share of waits without a record, what looks like no cause is believed to have none."""
 _MIN_LARGE_RESIDUAL_NS: Final = 20_000
 _LARGE_RESIDUAL: Final = 10
 _NEVER: Final = np.iinfo(np.int64).min
@@ -94,6 +96,8 @@ def find_start_causes(ops: pd.DataFrame, dependencies: Dependencies) -> StartCau
     residual = np.where(is_known, start - np.where(is_known, ready, 0), 0)
     large = _large_residual(residual[is_known])
     cause[residual > large] = CAUSES.index(QUEUE_ORDER)
+    # What it may have waited for all that time is not in the trace: that it could run cannot be said.
+    cause[(residual > large) & _may_have_waited(dependencies)] = CAUSES.index(UNKNOWN)
     cause[~is_known] = CAUSES.index(UNKNOWN)
     rows = np.stack([dependencies.previous, producer, np.zeros(len(ops), np.int64), blocker])
     has = np.stack([dependencies.has_previous, has_producer, np.zeros(len(ops), bool), is_blocked])
@@ -103,6 +107,13 @@ def find_start_causes(ops: pd.DataFrame, dependencies: Dependencies) -> StartCau
     n_violations = int(np.count_nonzero(residual < -CLOCK_TOLERANCE_NS))
     culprit = rows[chosen, columns]
     return StartCauses(cause, ready, device_ready, residual, culprit, has_culprit, large, n_violations)
+
+
+def _may_have_waited(dependencies: Dependencies) -> BoolArray:
+    """Return which ops may have waited for something that the trace does not tell, bool of shape (N,)."""
+    if dependencies.n_waits_unrecorded > MAX_UNKNOWN_WAITS * dependencies.n_waits:
+        return np.ones(len(dependencies.queue), bool)
+    return dependencies.has_unknown_wait
 
 
 def by_cause(scope: Scope, causes: StartCauses) -> pd.DataFrame:

@@ -24,6 +24,7 @@ import numpy as np
 from cptrace.dependencies.blocking import Blocking, find_blocking
 from cptrace.dependencies.items import RECORD, WAIT, Items, previous_ops, put_in_order
 from cptrace.dependencies.pairs import EventPairs, find_pairs
+from cptrace.dependencies.unrecorded import count_unrecorded_waits
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import Launches, call_times
 from cptrace.trace import Trace
@@ -64,8 +65,10 @@ class Dependencies:
         is_launch_known: Whether the launching call was recorded, bool of shape (N,).
         events: Edges that events make.
         blocking: Host calls that blocked.
-        n_waits: Waits for events in the trace.
+        n_waits: Waits for events that the host asked for.
         n_waits_paired: Those whose record was found.
+        n_waits_unrecorded: Those of which the trace has the call alone, not the stream that waits.
+        has_unknown_wait: Which ops come right behind a wait whose record was not found, bool of shape (N,).
         has_records: Whether the trace holds the record side of events at all.
     """
 
@@ -80,6 +83,8 @@ class Dependencies:
     blocking: Blocking
     n_waits: int
     n_waits_paired: int
+    n_waits_unrecorded: int
+    has_unknown_wait: BoolArray
     has_records: bool
 
 
@@ -94,6 +99,7 @@ def find_dependencies(trace: Trace, launches: Launches) -> Dependencies:
     items = put_in_order(trace, launches, pairs)
     previous, has_previous = previous_ops(items)
     launch = call_times(trace.api_calls, launches)
+    n_unrecorded = count_unrecorded_waits(trace)
     return Dependencies(
         queue=items.op_queue,
         previous=previous,
@@ -104,10 +110,20 @@ def find_dependencies(trace: Trace, launches: Launches) -> Dependencies:
         is_launch_known=launches.is_known,
         events=_event_edges(items, pairs),
         blocking=find_blocking(trace, launches, pairs, items),
-        n_waits=len(pairs.waits),
+        n_waits=len(pairs.waits) + n_unrecorded,
         n_waits_paired=int(pairs.of_waits.is_found.sum()),
+        n_waits_unrecorded=n_unrecorded,
+        has_unknown_wait=_behind_unknown_waits(items, pairs, len(trace.ops)),
         has_records=not trace.event_records.empty,
     )
+
+
+def _behind_unknown_waits(items: Items, pairs: EventPairs, n_ops: int) -> BoolArray:
+    """Return which ops come right behind a wait whose record was not found, bool of shape (N,)."""
+    consumer, has_consumer = items.first_op_after(items.position[WAIT])
+    found = np.zeros(n_ops, bool)
+    found[consumer[has_consumer & ~pairs.of_waits.is_found]] = True
+    return found
 
 
 def _event_edges(items: Items, pairs: EventPairs) -> EventEdges:

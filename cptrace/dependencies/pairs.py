@@ -69,6 +69,9 @@ def pair_syncs(trace: Trace, rows: Int64Array, record_ns: Int64Array, has_record
     mine = pd.Index(processes).get_indexer(syncs["process"])
     by_name, is_named = lookup(_named(owner, records), _named(mine, syncs))
     by_order, is_ordered = _latest_record(records, syncs, record_ns, has_record_ns)
+    if records["event_sync_id"].notna().any():
+        # Where records have names, one that a sync names and that is not there was lost: any other would be wrong.
+        is_ordered &= syncs["event_sync_id"].isna().to_numpy()
     return Pairs(np.where(is_named, by_name, by_order), is_named | is_ordered, is_named)
 
 

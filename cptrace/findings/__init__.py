@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from cptrace.analyses.scope import Scope
-from cptrace.errors import UsageError
+from cptrace.errors import TraceError, UsageError
 from cptrace.findings import case as cases
 from cptrace.findings import (
     cp_off,
@@ -102,14 +103,28 @@ def diagnose(case: Case) -> Found:
     findings: list[Finding] = []
     not_applicable: list[NotApplicable] = []
     for diagnosis in FINDINGS:
-        outcome = diagnosis.find(case)
-        if isinstance(outcome, NotApplicable):
-            not_applicable.append(outcome)
-        else:
-            findings += (_behind(case, finding) for finding in outcome)
+        for outcome in outcomes(case, diagnosis):
+            if isinstance(outcome, NotApplicable):
+                not_applicable.append(outcome)
+            else:
+                findings.append(_behind(case, outcome))
     return Found(
         tuple(sorted(findings, key=lambda finding: importance(finding.to_row()))), _joined(not_applicable)
     )
+
+
+def outcomes(case: Case, diagnosis: Diagnosis) -> Sequence[Finding | NotApplicable]:
+    """Return what a diagnosis finds in a case, and what it could not look for; a replay that fails is such a reason.
+
+    Args:
+        case: Case.
+        diagnosis: What to look for.
+    """
+    try:
+        outcome = diagnosis.find(case)
+    except TraceError as error:
+        return (NotApplicable(diagnosis.code, f"the run without it cannot be replayed: {error}"),)
+    return (outcome,) if isinstance(outcome, NotApplicable) else outcome
 
 
 def _behind(case: Case, finding: Finding) -> Finding:

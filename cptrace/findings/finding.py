@@ -106,6 +106,10 @@ def importance(row: Mapping[str, Any]) -> tuple[int, bool, int, float, str, str]
     )
 
 
+Outcome = Sequence[Finding | NotApplicable] | NotApplicable
+"""What a diagnosis gives: what it found, and what it could not look for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What `cptrace explain` says about a code.
@@ -145,14 +149,14 @@ class Diagnosis:
         title: A few words.
         forms: Forms that it comes in; empty where there is one only.
         explanation: What `cptrace explain` says.
-        find: Returns what it finds in a case, or why it could not look.
+        find: Returns what it finds in a case, and why it could not look, for all of it or for a form.
         fixes: What its predictions change; empty where no gain is predicted.
     """
 
     code: str
     title: str
     explanation: Explanation
-    find: Callable[[Case], Sequence[Finding] | NotApplicable]
+    find: Callable[[Case], Outcome]
     forms: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
 

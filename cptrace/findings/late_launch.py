@@ -49,13 +49,11 @@ def find(case: Case) -> Sequence[Finding]:
 
 
 def _find_in_steps(case: Case) -> Sequence[Finding]:
-    rows = late_ops(case)
-    late_ns = case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
-    if not len(rows) or _is_little(case, rows, late_ns):
-        return ()
     gain = gain_of(case, changes)
     if gain is None:
         return ()
+    rows = late_ops(case)
+    late_ns = _late_ns(case, rows)
     ranks = np.unique(case.rank[rows]).tolist()
     worst = rows[np.lexsort((rows, -late_ns))[:MAX_EVIDENCE]].tolist()
     # Without steps nobody knows whether the host was to launch anything at all in a pause.
@@ -73,7 +71,7 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(late_ns.sum()),
             unit="ns",
-            confidence=without_peers(case, HIGH if case.has_steps else MEDIUM),
+            confidence=_confidence(case),
             advice=(
                 "Make the host faster or give it less to do per step: capture the step in a CUDA graph or use"
                 " torch.compile(mode='reduce-overhead'), fuse small ops, move Python work (data loading, logging,"
@@ -85,6 +83,12 @@ def _find_in_steps(case: Case) -> Sequence[Finding]:
             evidence=[op_evidence(case, row, "started right after its launch") for row in worst],
         )
     ]
+
+
+def _confidence(case: Case) -> str:
+    """Return how sure it is that the host is slow, and not blocked by what the trace does not tell."""
+    confidence = HIGH if case.has_steps and not case.n_inferred_syncs else MEDIUM
+    return without_peers(case, confidence)
 
 
 def _find_between_steps(case: Case) -> Sequence[Finding]:
@@ -135,16 +139,23 @@ def _first_ops(case: Case, start_ns: Int64Array, rank: Int64Array) -> Int64Array
 
 
 def changes(case: Case) -> Changes | None:
-    """Return the changes that a host that keeps up makes, None where no op waits for its launch.
+    """Return the changes that a host that keeps up makes, None where ops hardly wait for their launch.
 
     Args:
         case: Case.
     """
-    return Changes(host_gap_ns=KEEPS_UP_NS) if len(late_ops(case)) else None
+    rows = late_ops(case)
+    return None if _is_little(case, rows) else Changes(host_gap_ns=KEEPS_UP_NS)
 
 
-def _is_little(case: Case, rows: Int64Array, late_ns: Int64Array) -> bool:
+def _late_ns(case: Case, rows: Int64Array) -> Int64Array:
+    """Return for how long the device was ready for each op before its launch."""
+    return case.dependencies.launch_end_ns[rows] - case.causes.device_ready_ns[rows]
+
+
+def _is_little(case: Case, rows: Int64Array) -> bool:
     """Return whether all delays together, on the rank with most, cannot be worth a replay."""
+    late_ns = _late_ns(case, rows)
     n_steps = max(len(np.unique(case.steps.step)), 1)
     most_ns = np.bincount(case.rank[rows], weights=late_ns.astype(np.float64)).max(initial=0)
     return bool(most_ns / n_steps <= MIN_SHARE * case.step_ns)

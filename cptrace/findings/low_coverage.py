@@ -81,8 +81,7 @@ def _waits(case: Case) -> Finding | None:
         share,
         f"{format_fraction(share)} of {dependencies.n_waits} waits for events have no record in the trace: what they"
         " wait for is not known, so races cannot be looked for and start causes may be wrong",
-        "Record with an Nsight Systems that traces event records, and with event tracing on (it is an option of newer"
-        " versions: nsys profile --help tells).",
+        f"Record with {case.scope.trace.meta.record_waits}.",
     )
 
 

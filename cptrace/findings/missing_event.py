@@ -20,34 +20,38 @@ from cptrace.findings.finding import (
     Explanation,
     Finding,
     Fix,
+    Outcome,
     pair_evidence,
     ranks_text,
 )
 from cptrace.findings.rewire import Edges, behind_needed, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import confidence_of, gain_of, has_unknown_waits
+from cptrace.findings.verdict import (
+    confidence_of,
+    gain_of,
+    has_unknown_waits,
+    loss_of,
+    lower,
+    scheme_missing,
+)
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.recognition.places import BY_LABEL
 from cptrace.replay import Changes
+from cptrace.units import format_ns
 
 CODE: Final = "missing-event"
 HOST_SYNC: Final = "host-sync"
 RACE: Final = "race"
 
 
-def find(case: Case) -> Sequence[Finding] | NotApplicable:
+def find(case: Case) -> Outcome:
     """Return the findings that the host waits inside a step, and that data is read without waiting for it.
 
     Args:
         case: Case.
     """
-    found = [*_find_host_sync(case)]
-    if case.flow is None:
-        return found
-    races = _find_race(case)
-    if isinstance(races, NotApplicable):
-        return found or races
-    return [*races, *found]
+    races = scheme_missing(case, f"{CODE} ({RACE})") if case.flow is None else _find_race(case)
+    return [*((races,) if isinstance(races, NotApplicable) else races), *_find_host_sync(case)]
 
 
 class _Inline(NamedTuple):
@@ -58,10 +62,10 @@ class _Inline(NamedTuple):
     following: Int64Array
 
 
-def _find_host_sync(case: Case) -> Sequence[Finding]:
+def _find_host_sync(case: Case) -> Sequence[Finding | NotApplicable]:
     gain = gain_of(case, changes)
     if gain is None:
-        return ()
+        return _host_sync_unknown(case)
     inline = inline_syncs(case)
     inside = case.scope.is_inside[inline.following]
     inline = _Inline(*(part[inside] for part in inline))
@@ -69,19 +73,20 @@ def _find_host_sync(case: Case) -> Sequence[Finding]:
     blocked_ns = (blocking.end_ns - blocking.start_ns)[inline.call]
     ranks = np.unique(case.rank[inline.following]).tolist()
     names = _call_names(case, inline.call)
+    where = "inside steps" if case.has_steps else "in the window"
     return [
         Finding(
             code=CODE,
             form=HOST_SYNC,
             severity=WARNING,
             summary=(
-                f"the host of {ranks_text(ranks)} blocks {len(inline.call)} times inside steps ({names}) before it"
+                f"the host of {ranks_text(ranks)} blocks {len(inline.call)} times {where} ({names}) before it"
                 " launches the next op: what comes after is queued only when the device has caught up"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
             value=int(blocked_ns.sum()),
             unit="ns",
-            confidence=confidence_of(case) if case.flow is not None else MEDIUM,
+            confidence=_host_sync_confidence(case),
             advice=_HOST_SYNC_ADVICE,
             recoverable_ns=gain.prediction.recoverable_ns,
             predicted_step_ns=gain.prediction.step_ns,
@@ -94,6 +99,25 @@ def _find_host_sync(case: Case) -> Sequence[Finding]:
             ),
         )
     ]
+
+
+def _host_sync_confidence(case: Case) -> str:
+    confidence = confidence_of(case) if case.flow is not None else MEDIUM
+    return lower(confidence) if case.n_inferred_syncs else confidence
+
+
+def _host_sync_unknown(case: Case) -> Sequence[NotApplicable]:
+    """Return why blocking calls that cost nothing by the replay cannot be called harmless; empty where they can."""
+    if not (loss_ns := loss_of(case, changes)):
+        return ()
+    return (
+        NotApplicable(
+            f"{CODE} ({HOST_SYNC})",
+            f"the host blocks inside steps, and a replay in which it does not is {format_ns(loss_ns)} a step slower,"
+            " which no run would be: the order that the data needs, guessed from the order of kernels, is wrong; mark"
+            " ops with ranges of the domain cptrace (cptrace/labels.py)",
+        ),
+    )
 
 
 def changes(case: Case) -> Changes | None:
@@ -167,6 +191,8 @@ def _next_elsewhere(case: Case, ops: Int64Array, producer: Int64Array, place: In
         mine = np.flatnonzero(queue[ops] == number)
         following = np.append(mine, len(ops))[np.searchsorted(mine, place, side="left")]
         first = np.where(queue[producer] == number, first, np.minimum(first, following))
+    # Where all is in one stream, the device still runs empty while the host waits: the next op is what is late.
+    first = np.where(first < len(ops), first, place)
     return np.where(first < len(ops), ops[np.minimum(first, len(ops) - 1)], -1)
 
 
@@ -248,20 +274,20 @@ def _find_race(case: Case) -> Sequence[Finding] | NotApplicable:
 def _order_unknown(case: Case) -> NotApplicable | None:
     """Return why missing order cannot be told from order that was not recorded; None where it can."""
     dependencies = case.dependencies
+    again = f"record again with: {case.scope.trace.meta.record_again}"
     if has_unknown_waits(case):
         reason = (
             f"{dependencies.n_waits - dependencies.n_waits_paired} of {dependencies.n_waits} waits for events have no"
             " record in the trace, so what they order is not known"
         )
+        again = f"record with {case.scope.trace.meta.record_waits}"
     elif not dependencies.is_launch_known.all():
         reason = "some launches were not recorded, so the order of waits and launches is not known"
     elif case.scope.trace.syncs.empty and case.scope.trace.event_records.empty:
         reason = "the trace has neither event records nor waits: perhaps there were none, perhaps they were not traced"
     else:
         return None
-    return NotApplicable(
-        f"{CODE} (race)", f"{reason}; record again with: {case.scope.trace.meta.record_again}"
-    )
+    return NotApplicable(f"{CODE} (race)", f"{reason}; {again}")
 
 
 _HOST_SYNC_ADVICE: Final = (

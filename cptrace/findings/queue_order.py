@@ -23,17 +23,11 @@ from cptrace.findings.finding import (
     op_evidence,
     ranks_text,
 )
-from cptrace.findings.verdict import (
-    MAX_UNKNOWN_WAITS,
-    gain_of,
-    has_unknown_waits,
-    unknown_waits_share,
-    without_peers,
-)
+from cptrace.findings.verdict import gain_of, has_unknown_waits, waits_missing, without_peers
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
-from cptrace.units import format_fraction, format_ns
+from cptrace.units import format_ns
 
 CODE: Final = "queue-order"
 
@@ -50,16 +44,11 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             "on the emulated device with the paced or the real clock an op starts when its thread is woken up, which"
             " says nothing about queues; use --clock virtual",
         )
+    if (missing := waits_missing(case, CODE)) is not None:
+        return missing  # an op that waits for what is not recorded looks like one that could run and did not
     gain = gain_of(case, changes)
     if gain is None:
         return ()
-    if unknown_waits_share(case) > MAX_UNKNOWN_WAITS:
-        return NotApplicable(
-            CODE,
-            f"{format_fraction(unknown_waits_share(case))} of the waits for events have no record in the trace, and"
-            " an op that waits for one of them looks like one that could run and did not; record again with:"
-            f" {case.scope.trace.meta.record_again}",
-        )
     rows = np.flatnonzero(_late(case))
     residual = case.causes.residual_ns[rows]
     ranks = np.unique(case.rank[rows]).tolist()

@@ -12,7 +12,7 @@ from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
+from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing, waits_missing
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -38,7 +38,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         return scheme_missing(case, CODE)
     gain = gain_of(case, changes)
     if gain is None:
-        return ()
+        return waits_missing(case, CODE) or ()
     waits = buffer_waits(case)
     waits = _Waits(*(rows[case.is_measured(waits.transfer)] for rows in waits))
     transfers = np.unique(waits.transfer)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from cptrace.analyses.start_causes import MAX_UNKNOWN_WAITS
 from cptrace.errors import TraceError
 from cptrace.findings.case import MIN_SHARE, Case, Prediction, ToMend
 from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
 from cptrace.outcome import NotApplicable
 from cptrace.peers import peers_missing
 from cptrace.replay import Changes, combine
-
-MAX_UNKNOWN_WAITS: Final = 0.05
-"""Up to this share of waits without a record, what looks like no cause is believed to have none."""
+from cptrace.units import format_fraction
 
 _MIN_KNOWN_LAUNCHES: Final = 0.95
 
@@ -43,20 +42,44 @@ def gain_of(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain 
         find_changes: Returns what is different; None for nothing.
     """
     alone = _alone(case, find_changes)
-    return alone if alone is not None else case.remembered("hidden", _find_hidden).get(find_changes)
+    if isinstance(alone, TraceError):
+        raise alone
+    if alone is not None and _is_worth(alone.prediction):
+        return alone
+    return case.remembered("hidden", _find_hidden).get(find_changes)
 
 
-def _alone(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain | None:
+def loss_of(case: Case, find_changes: Callable[[Case], Changes | None]) -> int:
+    """Return by how much a step is predicted to be longer with a change, in ns; 0 where it is not, or not by much.
+
+    What only takes waits away makes no run slower. Where the replay says so, the order that it keeps in their place,
+    guessed from the kernels, is not the one that the program needs.
+
+    Args:
+        case: Case.
+        find_changes: Returns what is different; None for nothing.
+    """
+    alone = _alone(case, find_changes)
+    if alone is None or isinstance(alone, TraceError):
+        return 0
+    loss_ns = -alone.prediction.recoverable_ns
+    return loss_ns if loss_ns > MIN_SHARE * case.step_ns else 0
+
+
+def _alone(case: Case, find_changes: Callable[[Case], Changes | None]) -> Gain | TraceError | None:
     """Return what a change gives by itself; several findings ask, and a replay takes its time: it is made once."""
     name = f"gain of {find_changes.__module__}.{find_changes.__qualname__}"
-    return case.remembered(name, lambda case: _gain(case, find_changes(case)))
+    return case.remembered(name, lambda case: _predicted(case, find_changes(case)))
 
 
-def _gain(case: Case, made: Changes | None) -> Gain | None:
+def _predicted(case: Case, made: Changes | None) -> Gain | TraceError | None:
+    """Return a change with what it gives, or why that cannot be replayed."""
     if made is None:
         return None
-    prediction = case.predict(made)
-    return Gain(made, prediction) if _is_worth(prediction) else None
+    try:
+        return Gain(made, case.predict(made))
+    except TraceError as error:
+        return error
 
 
 def _is_worth(prediction: Prediction) -> bool:
@@ -85,7 +108,8 @@ def _shown(case: Case, cause: ToMend) -> Changes | None:
     if cause.is_wrong:
         return cause.changes(case)
     gain = _alone(case, cause.changes)
-    return None if gain is None else gain.changes
+    is_shown = isinstance(gain, Gain) and _is_worth(gain.prediction)
+    return gain.changes if isinstance(gain, Gain) and is_shown else None
 
 
 def _on_top(case: Case, cause: ToMend, mended: Sequence[tuple[str, Changes]]) -> Gain | None:
@@ -170,6 +194,23 @@ def scheme_missing(case: Case, code: str) -> NotApplicable:
     )
 
 
+def waits_missing(case: Case, code: str) -> NotApplicable | None:
+    """Return why a finding that rests on what streams wait for cannot be excluded; None where enough is known.
+
+    Args:
+        case: Case.
+        code: Code of the finding.
+    """
+    share = unknown_waits_share(case)
+    if share <= MAX_UNKNOWN_WAITS:
+        return None
+    return NotApplicable(
+        code,
+        f"{format_fraction(share)} of the waits for events have no record in the trace, so what ops wait for is not"
+        f" known; record with {case.scope.trace.meta.record_waits}",
+    )
+
+
 __all__ = [
     "HIGH",
     "LOW",
@@ -178,8 +219,10 @@ __all__ = [
     "confidence_of",
     "gain_of",
     "has_unknown_waits",
+    "loss_of",
     "lower",
     "scheme_missing",
     "unknown_waits_share",
+    "waits_missing",
     "without_peers",
 ]
