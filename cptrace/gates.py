@@ -1,4 +1,4 @@
-"""Conditions under which a check fails: the grammar of `--fail-if`, and the finding codes of `--fail-on`.
+"""Conditions under which a check fails: the grammar of `--fail-if`, and the findings of `--fail-on`.
 
     CONDITION = METRIC ( ">" | "<" ) LIMIT
     LIMIT     = [ "+" | "-" ] NUMBER [ "%" | "pp" | "ns" | "us" | "ms" | "s" ]
@@ -13,10 +13,11 @@ a pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from cptrace.comparison import METRICS, Comparison
 from cptrace.errors import UsageError
@@ -31,10 +32,26 @@ _SHAPE: Final = (
     "write METRIC > LIMIT or METRIC < LIMIT, such as 'step_ns > +5%', 'overlap < -5pp' or 'step_ns > 200ms'"
 )
 _FRACTIONS: Final = {"%": 100, "pp": 100, "": 1}
-CODES: Final = (
-    "shared-stream", "missing-event", "single-buffer", "required-order", "late-launch", "peer-wait",
-    "shared-communicator", "queue-order", "imbalance", "cp-off", "padding", "graph-hidden", "low-coverage",
-)  # fmt: skip
+# Said here too, so that the command line starts without the findings themselves, which take their time to import.
+FORMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "shared-stream": (),
+        "missing-event": ("host-sync", "race"),
+        "single-buffer": (),
+        "required-order": ("data-flow", "transfer-bound"),
+        "late-launch": ("in-steps", "between-steps"),
+        "peer-wait": ("straggler", "slow-link", "skew"),
+        "shared-communicator": (),
+        "queue-order": (),
+        "imbalance": ("schedule", "work"),
+        "cp-off": (),
+        "padding": (),
+        "graph-hidden": (),
+        "low-coverage": ("unclassified", "launches", "waits"),
+    }
+)
+"""Forms of each finding that `--fail-on` knows, by its code; none where there is one only."""
+CODES: Final = tuple(FORMS)
 """Codes of findings that `--fail-on` knows."""
 ANY_FINDING: Final = "findings"
 """What a report calls all of them together, where none could be looked for."""
@@ -134,41 +151,82 @@ def _describe(condition: Condition, row: Row, name: str) -> str:
     return f"{name}: {row['metric']} is {show(row['value'])}, was {show(row['baseline'])}; {condition.text!r} holds"
 
 
-def parse_codes(text: str) -> tuple[str, ...]:
-    """Return the finding codes that a text lists.
+class Wanted(NamedTuple):
+    """A finding that was asked for.
+
+    Attributes:
+        code: Its code.
+        form: Form of it, None for any.
+    """
+
+    code: str
+    form: str | None
+
+    def __str__(self) -> str:
+        """Return it as it is asked for."""
+        return self.code if self.form is None else f"{self.code}:{self.form}"
+
+
+def parse_code(text: str, asker: str) -> Wanted:
+    """Return the finding that a text means.
 
     Args:
-        text: Codes with commas between them, such as `shared-stream,single-buffer`.
+        text: CODE or CODE:FORM.
+        asker: Option or command that it was given to, for the message.
 
     Raises:
-        UsageError: It is empty or names an unknown code.
+        UsageError: There is no such code, or the code has no such form; the message lists those that there are.
     """
-    codes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = next((code for code in codes if code not in CODES), None)
-    if not codes or unknown is not None:
-        raise UsageError(f"there is no finding {unknown or text!r}; the codes are: {', '.join(CODES)}")
-    return codes
+    code, colon, form = text.partition(":")
+    if code not in FORMS:
+        raise UsageError(f"there is no finding {code!r}; the codes are: {', '.join(CODES)}")
+    if colon and form not in FORMS[code]:
+        forms = ", ".join(FORMS[code]) or "none"
+        raise UsageError(f"{asker} {text}: {code} has no form {form!r}; its forms are: {forms}")
+    return Wanted(code, form or None)
 
 
-def found(report: Report, codes: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the finding codes that a report has, in the order asked for.
+def parse_codes(text: str) -> tuple[Wanted, ...]:
+    """Return the findings that the text of `--fail-on` lists, each once.
+
+    Args:
+        text: CODE or CODE:FORM with commas between them, such as `shared-stream,missing-event:race`.
+
+    Raises:
+        UsageError: It is empty, or names an unknown code or form.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"--fail-on {text!r} names no code; the codes are: {', '.join(CODES)}")
+    return tuple(dict.fromkeys(parse_code(part, "--fail-on") for part in parts))
+
+
+def found(report: Report, wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+    """Return those of the findings asked for that a report has, in the order asked for.
 
     Args:
         report: Report to look at.
-        codes: Finding codes.
+        wanted: Findings asked for; one without a form is there in any form.
 
     Raises:
         UsageError: None is there, but one could not be looked for: that is no pass.
     """
-    there = {row["code"] for row in report.rows("findings")}
-    if held := tuple(code for code in codes if code in there):
+    there = {Wanted(row["code"], form) for row in report.rows("findings") for form in (row["form"], None)}
+    if held := tuple(each for each in wanted if each in there):
         return held
     for name, reason in not_looked_for(report).items():
-        if undecided := codes[:1] if name == ANY_FINDING else [code for code in codes if code == _code(name)]:
+        if undecided := [each for each in wanted if _is_part_of(each, _meant(name))]:
             raise UsageError(
                 f"--fail-on {undecided[0]} cannot be decided: {name} could not be looked for: {reason}"
             )
     return ()
+
+
+def _is_part_of(wanted: Wanted, missing: Wanted) -> bool:
+    """Return whether what could not be looked for is what was asked for, or a form of it, or holds it."""
+    return missing.code in (wanted.code, ANY_FINDING) and (
+        None in (missing.form, wanted.form) or missing.form == wanted.form
+    )
 
 
 def not_looked_for(report: Report) -> dict[str, str]:
@@ -183,8 +241,10 @@ def not_looked_for(report: Report) -> dict[str, str]:
         for entry in reversed(report.not_applicable)
         for name in reversed(entry.analysis.split(", "))
     }
-    return {name: reasons[name] for name in reversed(reasons) if _code(name) in (*CODES, ANY_FINDING)}
+    return {name: reasons[name] for name in reversed(reasons) if _meant(name).code in (*CODES, ANY_FINDING)}
 
 
-def _code(name: str) -> str:
-    return name.split(" ")[0]
+def _meant(name: str) -> Wanted:
+    """Return the finding that a report means by a name such as `peer-wait` or `missing-event (race)`."""
+    code, _, form = name.removesuffix(")").partition(" (")
+    return Wanted(code, form or None)

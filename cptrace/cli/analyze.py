@@ -74,8 +74,9 @@ first to the last operation on each device.""",
 )
 @click.option(
     "--fail-on",
-    metavar="CODE[,CODE...]",
-    help=f"Exit with code 10 if the report has such a finding: {', '.join(CODES)}.",
+    metavar="CODE[:FORM][,...]",
+    help="Exit with code 10 if the report has such a finding, in that form if one is given, and with 2 if that could"
+    f" not be looked for: {', '.join(CODES)}. `cptrace explain CODE` says which forms it has.",
 )
 def analyze(
     paths: tuple[Path, ...],
@@ -92,8 +93,8 @@ def analyze(
     plotlyjs: str,
     fail_on: str | None,
 ) -> None:
-    codes = () if fail_on is None else parse_codes(fail_on)
-    if codes and not findings:
+    stops = () if fail_on is None else parse_codes(fail_on)
+    if stops and not findings:
         raise UsageError("--fail-on asks for findings and --no-findings for none; leave out one of them")
     request = ScopeRequest(
         step_pattern=compile_pattern(step_range),
@@ -118,8 +119,10 @@ def analyze(
     write_output(renderer.render(report, options), output)
     if format_name == "html":
         finish_page(output, plotlyjs, is_opened=is_opened)
-    if held := found(report, codes):
-        raise GateError(f"found {', '.join(held)} in {', '.join(map(str, paths))}, which --fail-on stops at")
+    if held := found(report, stops):
+        raise GateError(
+            f"found {', '.join(map(str, held))} in {', '.join(map(str, paths))}, which --fail-on stops at"
+        )
 
 
 def compile_pattern(pattern: str | None) -> re.Pattern[str] | None:

@@ -13,6 +13,7 @@ from cptrace.capture.run_spec import RunSpec
 from cptrace.cli.output import terminal_width
 from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
 from cptrace.faults import FAULTS, FaultInfo, reason_not_applicable
+from cptrace.gates import parse_code
 
 if TYPE_CHECKING:
     from cptrace.findings import Diagnosis
@@ -40,20 +41,21 @@ _BY_THEMSELVES: Final = (
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.argument("code", metavar="[CODE]", required=False)
+@click.argument("finding", metavar="[CODE[:FORM]]", required=False)
 @text_or_json()
-def explain(code: str | None, output_format: str) -> None:
+def explain(finding: str | None, output_format: str) -> None:
     """Say what a finding means: how it is detected, how it looks in the timeline, how to mend it.
 
-    Without CODE, list all of them.
+    With a form too, as --fail-on and --fix take it, all of the code is said. Without CODE, list all of them.
     """
+    wanted = None if finding is None else parse_code(finding, "explain")
     from cptrace.findings import FINDINGS, find_diagnosis  # here: pandas takes its time to import
 
-    if code is None:
+    if wanted is None:
         found = [to_json(diagnosis) for diagnosis in FINDINGS]
         click.echo(json.dumps(found, indent=2) if output_format == "json" else _list_of(FINDINGS))
         return
-    diagnosis = find_diagnosis(code)
+    diagnosis = find_diagnosis(wanted.code)
     if output_format == "json":
         click.echo(json.dumps(to_json(diagnosis), indent=2))
     else:

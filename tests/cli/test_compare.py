@@ -66,8 +66,28 @@ def test_fail_on_stops_after_the_report(codes, exit_code):
         assert done.err.count("\n") == 1
 
 
-def test_fail_on_knows_the_codes_before_any_file():
-    check_refused(cptrace("analyze", "missing.sqlite", "--fail-on", "typo"), 2, "typo", "shared-stream")
+@pytest.mark.parametrize(
+    ("asked", "exit_code"),
+    [("missing-event:race", 10), ("missing-event", 10), ("missing-event:host-sync", 0), ("padding", 0)],
+)
+def test_fail_on_a_form_stops_at_it_alone(asked, exit_code):
+    report = report_of_steps([account(10, 10, 0, 0)], findings=(finding("missing-event", form="race"),))
+    with mock.patch.object(api, "analyze_readings", return_value=report):
+        done = cptrace("analyze", RING, "--format", "json", "--fail-on", asked)
+    assert done.exit_code == exit_code
+    assert done.err.startswith(f"cptrace: found {asked} in " if exit_code else "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("typo", ("'typo'", "shared-stream")),
+        ("", ("names no code", "shared-stream")),
+        ("missing-event:typo", ("--fail-on missing-event:typo", "host-sync, race")),
+    ],
+)
+def test_fail_on_knows_codes_and_forms_before_any_file(asked, words):
+    check_refused(cptrace("analyze", "missing.sqlite", "--fail-on", asked), 2, *words)
 
 
 def test_a_gate_that_could_never_stop_is_refused():

@@ -74,6 +74,14 @@ def test_every_fault_is_named_by_its_finding() -> None:
     assert {command_of(fault) for fault in FAULTS} <= set(named)
 
 
+@EACH
+def test_a_form_shows_its_code(diagnosis) -> None:
+    for form in diagnosis.forms:
+        assert cptrace("explain", f"{diagnosis.code}:{form}").out == cptrace("explain", diagnosis.code).out
+    wrong = cptrace("explain", f"{diagnosis.code}:typo")
+    check_refused(wrong, 2, f"{diagnosis.code} has no form 'typo'", ", ".join(diagnosis.forms) or "none")
+
+
 def test_an_unknown_code_lists_the_codes() -> None:
     check_refused(
         cptrace("explain", "slow"), 2, "there is no finding 'slow'", "single-buffer", "low-coverage"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from cptrace.comparison import METRICS, compare_reports
 from cptrace.errors import UsageError
 from cptrace.findings import FINDINGS
-from cptrace.gates import CODES, failures, found, parse_codes, parse_condition
+from cptrace.gates import CODES, FORMS, Wanted, failures, found, parse_codes, parse_condition
 from cptrace.outcome import NotApplicable
 from tests.support.reports import account, finding, report_of_steps
 
@@ -105,38 +106,77 @@ def test_what_is_no_condition(text, message):
         parse_condition(text)
 
 
-def test_codes():
-    assert parse_codes("shared-stream, single-buffer,shared-stream") == ("shared-stream", "single-buffer")
-    assert sorted(CODES) == sorted(diagnosis.code for diagnosis in FINDINGS)
-    for text in ("", ",", "shared-stream,typo"):
-        with pytest.raises(UsageError, match="there is no finding"):
-            parse_codes(text)
-
-
-def test_found_codes_in_the_order_asked_for():
-    findings = tuple(finding(code) for code in ("late-launch", "peer-wait", "peer-wait"))
-    report = report_of_steps([account(10, 10, 0, 0)], findings=findings)
-    assert found(report, ("peer-wait", "padding", "late-launch")) == ("peer-wait", "late-launch")
-    assert found(report, ()) == ()
+def test_codes_and_forms():
+    text = "shared-stream, missing-event:race,shared-stream,missing-event,,missing-event:race"
+    assert parse_codes(text) == (
+        Wanted("shared-stream", None), Wanted("missing-event", "race"), Wanted("missing-event", None),
+    )  # fmt: skip
+    for diagnosis in FINDINGS:
+        for form in (None, *diagnosis.forms):
+            (wanted,) = parse_codes(diagnosis.code + (f":{form}" if form else ""))
+            assert (wanted.code, wanted.form) == (diagnosis.code, form)
 
 
 @pytest.mark.parametrize(
-    "analysis", ["peer_wait", "padding, peer_wait", "missing-event (race), peer-wait", "findings"]
+    ("text", "message"),
+    [
+        ("", "--fail-on '' names no code; the codes are: shared-stream, "),
+        (" , ", "--fail-on ' , ' names no code; the codes are: shared-stream, "),
+        ("shared-stream,typo", "there is no finding 'typo'; the codes are: shared-stream, "),
+        ("typo:race", "there is no finding 'typo'; the codes are: shared-stream, "),
+        (":race", "there is no finding ''; the codes are: shared-stream, "),
+        (
+            "missing-event:typo",
+            "--fail-on missing-event:typo: missing-event has no form 'typo'; its forms are: host-sync, race",
+        ),
+        ("missing-event:", "missing-event has no form ''; its forms are: host-sync, race"),
+        ("missing-event:race:x", "missing-event has no form 'race:x'; its forms are: host-sync, race"),
+        ("missing-event:skew", "missing-event has no form 'skew'; its forms are: host-sync, race"),
+        ("padding:race", "padding has no form 'race'; its forms are: none"),
+    ],
 )
-def test_what_could_not_be_looked_for_is_no_pass(analysis):
-    lacking = NotApplicable(analysis, "it needs two ranks")
-    report = replace(
-        report_of_steps([account(10, 10, 0, 0)], findings=(finding("late-launch"),)),
-        not_applicable=(lacking,),
-    )
-    with pytest.raises(UsageError, match=r"--fail-on peer-wait cannot be decided: .*: it needs two ranks"):
-        found(report, ("peer-wait",))
-    assert found(report, ("peer-wait", "late-launch")) == ("late-launch",)
-    if analysis != "findings":
-        assert found(report, ("imbalance",)) == ()
+def test_what_is_no_finding(text, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_codes(text)
 
 
-def test_other_analyses_decide_nothing():
-    report = report_of_steps([account(10, 10, 0, 0)])
-    report = replace(report, not_applicable=(NotApplicable("traffic", "no scheme"),))
-    assert found(report, CODES) == ()
+def report_with(*findings, missing=()):
+    """Return a report with findings, each CODE or CODE:FORM, and names of what could not be looked for."""
+    rows = tuple(finding(each.code, form=each.form) for text in findings for each in parse_codes(text))
+    lacking = tuple(NotApplicable(name, "it needs two ranks") for name in missing)
+    return replace(report_of_steps([account(10, 10, 0, 0)], findings=rows), not_applicable=lacking)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("peer-wait,padding,late-launch", ["peer-wait", "late-launch"]),  # in the order asked for
+        ("peer-wait:skew", ["peer-wait:skew"]),
+        ("peer-wait:straggler", []),
+        ("peer-wait:straggler,peer-wait", ["peer-wait"]),
+        ("peer-wait:skew,peer-wait", ["peer-wait:skew", "peer-wait"]),
+        ("missing-event:race,imbalance:work", []),
+        ("padding", []),
+    ],
+)
+def test_a_code_stops_at_any_form_and_a_form_at_itself(text, expected):
+    report = report_with("late-launch:in-steps", "peer-wait:skew", "peer-wait:slow-link")
+    assert list(map(str, found(report, parse_codes(text)))) == expected
+    assert found(report, ()) == ()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_what_decides_a_form_is_the_form_the_code_and_all_findings(code):
+    """Every form of every code, against every name that a report gives to what it could not look for."""
+    names = [code, code.replace("-", "_"), "findings", f"padding, {code}", f"traffic, {code}"]
+    for form in (None, *FORMS[code]):
+        wanted = (Wanted(code, form),)
+        own = [f"{code} ({other})" for other in FORMS[code] if form in (None, other)]
+        for name in [*names, *own]:
+            with pytest.raises(UsageError, match=f"--fail-on {wanted[0]} cannot be decided: .*two ranks"):
+                found(report_with(missing=[name]), wanted)
+        foreign = [f"{code} ({other})" for other in FORMS[code] if form not in (None, other)]
+        others = [other for other in CODES if other != code]
+        assert found(report_with(missing=[*foreign, *others, "traffic", "steps"]), wanted) == ()
+        there = report_with(f"{code}:{form}" if form else code, missing=[*names, *own])
+        assert found(there, wanted) == wanted, "what is there is there"
