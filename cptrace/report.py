@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from cptrace.errors import SourceError
+from cptrace.errors import SourceError, UsageError
 from cptrace.labels import CPU_EMULATED
 from cptrace.outcome import NotApplicable
 
@@ -78,10 +78,13 @@ class Report:
             section: One of `SECTIONS`.
 
         Raises:
-            KeyError: There is no such section.
+            UsageError: There is no such section.
         """
         if section not in SECTIONS:
-            raise KeyError(f"a report has no section {section!r}; it has {', '.join(SECTIONS)}")
+            raise UsageError(
+                f"a report has no section {section!r}; its sections are {', '.join(SECTIONS)}; inputs, not_applicable,"
+                " coverage and timeline are attributes, such as report.coverage"
+            )
         return self.sections.get(section, ())
 
     def frame(self, section: str) -> pd.DataFrame:
@@ -89,6 +92,9 @@ class Report:
 
         Args:
             section: One of `SECTIONS`.
+
+        Raises:
+            UsageError: There is no such section.
         """
         import pandas as pd  # here: a report can be made, read and rendered without it
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 import cptrace
-from cptrace.errors import SourceError
+from cptrace.errors import SourceError, UsageError
 from cptrace.outcome import NotApplicable
 from cptrace.report import SCHEMA, SECTIONS, Report
 from tests.support.shared_traces import nsys_traces
@@ -339,6 +339,17 @@ def test_frame_has_the_rows(tmp_path):
     frame = report.frame("kernels")
     assert len(frame) == len(report.rows("kernels"))
     assert list(frame.columns) == list(report.rows("kernels")[0])
+
+
+@pytest.mark.parametrize("name", ["not_applicable", "coverage", "inputs", "timeline", "rank", "", "Ranks"])
+@pytest.mark.parametrize("read", [Report.rows, Report.frame], ids=["rows", "frame"])
+def test_a_section_that_is_not_there_is_refused_with_those_that_are(read, name):
+    with pytest.raises(UsageError) as refused:
+        read(Report(()), name)
+    message = str(refused.value)
+    assert f"no section {name!r}" in message
+    assert ", ".join(SECTIONS) in message
+    assert "inputs, not_applicable, coverage and timeline are attributes" in message
 
 
 def test_names_of_any_script_survive_json(tmp_path):
