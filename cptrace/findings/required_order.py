@@ -17,6 +17,7 @@ from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation,
 from cptrace.findings.verdict import gain_of, scheme_missing, without_peers
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
+from cptrace.peers import Arrivals, peers_missing
 from cptrace.replay import Changes, Replayed, combine, replay
 from cptrace.units import format_fraction, format_ns, plural
 
@@ -24,7 +25,16 @@ CODE: Final = "required-order"
 DATA_FLOW: Final = "data-flow"
 TRANSFER_BOUND: Final = "transfer-bound"
 
-_OVERLAPPING: Final = (*RINGS, "all_gather_sliced", "ulysses_chunked")
+_HIDDEN: Final = {
+    **dict.fromkeys(RINGS, (labels.SEND_RECV,)),
+    "all_gather_sliced": (labels.ALL_GATHER, labels.REDUCE_SCATTER),
+    "ulysses_chunked": (labels.ALL_TO_ALL,),
+}
+"""Which transfers run beside attention in schemes that have such."""
+_WHY: Final = {
+    TRANSFER_BOUND: "longer than the attention that can run meanwhile, or with none to hide behind",
+    DATA_FLOW: "needed before attention starts, or made of what it puts out",
+}
 
 
 def find(case: Case) -> Sequence[Finding] | NotApplicable:
@@ -41,29 +51,49 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     if total_ns <= MIN_SHARE * window_ns:
         return ()
     rows, exposed = rows[exposed > 0], exposed[exposed > 0]
-    is_bound = case.recognition.scheme in _OVERLAPPING
+    form, why = _reason(case, rows, exposed)
+    over, of_what = _summed_over(case)
     worst = rows[np.lexsort((rows, -exposed))[:MAX_EVIDENCE]].tolist()
     return [
         Finding(
             code=CODE,
-            form=TRANSFER_BOUND if is_bound else DATA_FLOW,
+            form=form,
             severity=INFO,
             summary=(
-                f"{plural(len(rows), 'transfer')} of {scheme_name(case)} exposed for {format_ns(total_ns)}"
-                f" ({format_fraction(total_ns / max(window_ns, 1))} of the time, {mended.words}): "
-                + (
-                    "longer than the attention that can run meanwhile, or with none to hide behind"
-                    if is_bound
-                    else "needed before attention starts, or made of what it puts out"
-                )
+                f"{plural(len(rows), 'transfer')} of {scheme_name(case)} exposed for {format_ns(total_ns)}{over}"
+                f" ({format_fraction(total_ns / max(window_ns, 1))} of {of_what}, {mended.words}): {why}"
             ),
             value=total_ns,
             unit="ns",
             confidence=without_peers(case, case.recognition.confidence),
-            advice=_advice(case, is_bound=is_bound),
+            advice=_advice(case, is_bound=form == TRANSFER_BOUND),
             evidence=[op_evidence(case, row, "exposed") for row in worst],
         )
     ]
+
+
+def _reason(case: Case, rows: Int64Array, exposed_ns: Int64Array) -> tuple[str, str]:
+    """Return the form that most of the exposed time has, and why it is exposed, for people.
+
+    Args:
+        case: Case.
+        rows: Rows of exposed transfers, int64 of shape (M,).
+        exposed_ns: How much of each is, int64 of shape (M,).
+    """
+    is_bound = case.is_what(*_HIDDEN.get(case.recognition.scheme, ()))[rows]
+    bound = int(exposed_ns[is_bound].sum()) / int(exposed_ns.sum())
+    form, other, share = (
+        (TRANSFER_BOUND, DATA_FLOW, bound) if bound > 0.5 else (DATA_FLOW, TRANSFER_BOUND, 1 - bound)
+    )
+    if share > 1 - MIN_SHARE:
+        return form, _WHY[form]
+    return form, f"{format_fraction(share)} of it {_WHY[form]}; the rest {_WHY[other]}"
+
+
+def _summed_over(case: Case) -> tuple[str, str]:
+    """Return over what times are sums, and what their shares are of, for people."""
+    several = ["ranks"] * (len(case.scope.ranks) > 1) + ["steps"] * (len(np.unique(case.steps.step)) > 1)
+    return (f" over all {' and '.join(several)}", "their time") if several else ("", "the time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +117,32 @@ def _mend_others(case: Case) -> _Mended:
     made = Changes()
     n_causes = 0
     for cause in case.causes_to_mend:
-        gain = gain_of(case, cause.changes)
+        try:
+            gain = gain_of(case, cause.changes)
+        except TraceError:  # it cannot be replayed without that one: its own finding says so
+            continue
         if gain is not None:
             made, n_causes = combine(made, gain.changes, recording.duration_ns), n_causes + 1
     duration = recording.duration_ns if made.duration_ns is None else made.duration_ns
+    waiting = _waiting_words(case)
     if not n_causes:
-        return _Mended(Replayed(case.start_ns, case.end_ns), duration, "waiting for other ranks apart")
+        return _Mended(Replayed(case.start_ns, case.end_ns), duration, waiting)
     try:
-        return _Mended(replay(recording, made), duration, "with the other findings mended")
+        # Where peers are matched, no op of a replay waits longer than they take to come.
+        words = "with the other findings mended"
+        is_apart = peers_missing(case.scope.arrivals) is None
+        return _Mended(replay(recording, made), duration, words if is_apart else f"{words}, {waiting}")
     except TraceError:  # two fixes contradict each other: then what was recorded is all there is to go by
-        return _Mended(Replayed(case.start_ns, case.end_ns), duration, "waiting for other ranks apart")
+        return _Mended(Replayed(case.start_ns, case.end_ns), recording.duration_ns, waiting)
+
+
+def _waiting_words(case: Case) -> str:
+    """Return whether waiting for other ranks is taken off, for people."""
+    arrivals = case.scope.arrivals
+    if peers_missing(arrivals) is None:
+        return "waiting for other ranks apart"
+    is_some_apart = isinstance(arrivals, Arrivals) and bool(arrivals.is_matched.any())
+    return f"waiting for other ranks included{' where' if is_some_apart else ', as'} it cannot be told apart"
 
 
 def _exposed(case: Case, mended: _Mended, rows: Int64Array) -> tuple[Int64Array, int, int]:
@@ -149,6 +195,12 @@ def _advice(case: Case, *, is_bound: bool) -> str:
             " cptrace run --scheme ulysses_chunked), or use a ring, whose transfers hide behind attention; with"
             " grouped-query attention the ring sends less while P * Hkv < Hq + Hkv."
         )
+    if scheme == "usp":
+        return (
+            "The exchanges of q, k, v and of the output have no attention beside them. Make the Ulysses groups smaller"
+            " (--ulysses-size of cptrace run) or keep them on the fastest links, or exchange by groups of heads, the"
+            " next while attention works on this one; the hops of the ring hide behind attention."
+        )
     if scheme == "all_gather":
         return (
             "Gather K and V in slices, one KV head at a time, the next while attention works on this one (compare"
@@ -166,8 +218,9 @@ DIAGNOSIS: Final = Diagnosis(
         " data-flow: the scheme cannot overlap it. Form transfer-bound: the scheme overlaps, but transfers are longer"
         " than the attention beside them.",
         detected="Communication of a recognised scheme that is exposed even in a replay in which all other findings are"
-        " mended. Waiting for other ranks is taken off: see peer-wait. What the cause is removed by is another"
-        " scheme, so no gain is predicted.",
+        " mended. Waiting for other ranks is taken off where they are in the trace: see peer-wait. Where some transfers"
+        " have one form and some the other, the form is that of most of the exposed time. What the cause is removed by"
+        " is another scheme, so no gain is predicted.",
         looks="nccl kernel, attention kernel, nccl kernel, with gaps in the compute row as long as the transfers.",
         fix="Chunk by heads, slice and prefetch, or use a scheme whose transfers have attention to hide behind.",
     ),

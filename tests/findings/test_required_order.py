@@ -9,8 +9,8 @@ import pytest
 import cptrace
 from cptrace.requests import ScopeRequest
 from tests.support.diagnosed import findings, not_looked_for, report_of
-from tests.support.simulated_run import write
-from tests.support.simulated_schemes import FORWARD_KERNEL, Ring, ulysses
+from tests.support.simulated_run import Host, write
+from tests.support.simulated_schemes import COMPUTE, FORWARD_KERNEL, SEND_RECV_KERNEL, Ring, ulysses
 from tests.support.tiny_export import TinyExport
 
 DATA_FLOW, BOUND = ("required-order", "data-flow"), ("required-order", "transfer-bound")
@@ -86,6 +86,113 @@ def test_two_transfers_that_are_exposed_at_once_count_once(tmp_path: Path) -> No
     exposed = sum(row["exposed_comm_ns"] for row in report.rows("ranks"))
     assert set(findings(report)) == {BOUND}
     assert findings(report)[BOUND]["value"] == exposed
+
+
+APART, INCLUDED = "waiting for other ranks apart", "waiting for other ranks included"
+BOUND_RING = Ring(transfer_ns=(800_000,), is_forward_only=True)
+
+
+@pytest.mark.parametrize(
+    ("n_present", "is_labelled", "words"),
+    [
+        (4, True, APART),
+        (1, True, f"{INCLUDED}, as it cannot be told apart"),
+        (
+            2,
+            True,
+            f"{INCLUDED}, as it cannot be told apart",
+        ),  # each of them has a neighbour that is not there
+        (3, True, f"{INCLUDED} where it cannot be told apart"),  # the one in the middle has both
+        (1, False, f"{INCLUDED}, as it cannot be told apart"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["ring", "ulysses"])
+def test_waiting_is_only_called_apart_where_it_is(
+    tmp_path: Path, scheme: str, n_present: int, is_labelled: bool, words: str
+) -> None:
+    """
+    rank 0   [kv 0 waits for rank 1 | transfer]        rank 1 is not in the report: it may be all waiting
+    """
+    hosts = BOUND_RING.hosts() if scheme == "ring" else ulysses(COMPUTE, n_ranks=4)
+    if scheme == "ulysses" and n_present == 3:
+        words = f"{INCLUDED}, as it cannot be told apart"  # all exchange with all
+    report = cptrace.analyze(write(hosts[:n_present], tmp_path / "t.sqlite", has_ranges=is_labelled))
+    row = findings(report)[BOUND if scheme == "ring" else DATA_FLOW]
+    assert f"{words})" in row["summary"]
+    assert words == APART or row["confidence"] != "high"
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_steps", "over"),
+    [
+        (4, 2, " over all ranks and steps (31.0 % of"),
+        (4, 1, " over all ranks (31.0 % of"),
+        (1, 2, " over all steps (31.0 % of"),
+        (1, 1, " (31.0 % of"),
+    ],
+)
+def test_what_a_sum_is_over_is_said(tmp_path: Path, n_ranks: int, n_steps: int, over: str) -> None:
+    ring = BOUND_RING.but(n_steps=n_steps, syncs_after_step=True)
+    path = write(ring.hosts(), tmp_path / "t.sqlite")
+    report = cptrace.analyze(path, cptrace.AnalyzeOptions(ScopeRequest(ranks=tuple(range(n_ranks)))))
+    row = findings(report)[BOUND]
+    assert row["value"] == n_ranks * n_steps * 3 * 300_000
+    assert f"us{over}" in row["summary"] or f"ms{over}" in row["summary"]
+
+
+def hybrid(exchange_ns: int, hop_ns: int) -> list[Host]:
+    """Exchanges with one rank around a ring of two with another, forward."""
+    hosts = [Host(rank) for rank in range(4)]
+    for host in hosts:
+        with host.scope("step"), host.scope("forward layer=0"):
+            _exchange(host, "q", exchange_ns)
+            host.record(1, COMPUTE)
+            host.wait(1, 13)
+            where = "pass=forward layer=0 hop=0"
+            other = ((host.rank + 2) % 4,)
+            text = f"send_recv {where} tensor=kv bytes=64"
+            host.transfer(SEND_RECV_KERNEL, hop_ns, 13, label=text, peers=other)
+            host.record(2, 13)
+            host.launch(FORWARD_KERNEL, 500_000, label=f"attention {where}")
+            host.wait(2, COMPUTE)
+            host.launch(FORWARD_KERNEL, 500_000, label="attention pass=forward layer=0 hop=1")
+            _exchange(host, "out", exchange_ns)
+    return hosts
+
+
+def _exchange(host: Host, tensor: str, ns: int) -> None:
+    text = f"all_to_all pass=forward layer=0 hop=0 tensor={tensor} bytes=64"
+    host.transfer(SEND_RECV_KERNEL, ns, COMPUTE, label=text, peers=(host.rank ^ 1,))
+
+
+ALL_FLOW = "apart): needed before attention starts, or made of what it puts out"
+MOST_FLOW = (
+    "% of it needed before attention starts, or made of what it puts out; the rest longer than the attention"
+)
+MOST_BOUND = (
+    "% of it longer than the attention that can run meanwhile, or with none to hide behind; the rest needed"
+)
+
+
+@pytest.mark.parametrize(
+    ("exchange_ns", "hop_ns", "key", "words"),
+    [
+        (100_000, 400_000, DATA_FLOW, ALL_FLOW),  # the hop is hidden
+        (100_000, 600_000, DATA_FLOW, f"66.7 {MOST_FLOW}"),
+        (100_000, 900_000, BOUND, f"66.7 {MOST_BOUND}"),
+    ],
+)
+def test_exchanges_and_hops_are_told_apart(
+    tmp_path: Path, exchange_ns: int, hop_ns: int, key: tuple[str, str], words: str
+) -> None:
+    """
+    stream 7    [q][attention 0]     [attention 1][out]       exchanges have nothing beside them
+    stream 13      [kv 0            ]                         of a hop only what is longer than attention is exposed
+    """
+    row = findings(report_of(hybrid(exchange_ns, hop_ns), tmp_path))[key]
+    assert row["value"] == 4 * (2 * exchange_ns + max(0, hop_ns - 500_000))
+    assert words in row["summary"]
+    assert ("--ulysses-size" in row["advice"]) == (key == DATA_FLOW)
 
 
 def test_without_a_known_scheme_it_is_not_looked_for(tmp_path: Path) -> None:
