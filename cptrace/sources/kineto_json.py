@@ -106,8 +106,8 @@ def _read_events(
     from cptrace.sources.kineto_text import event_runs
 
     tables, n_read = EventTables(), 0
-    for (events, n_malformed), done in event_runs(document.trace_events, decode_events):
-        tables.add(events, n_malformed)
+    for (events, misfits), done in event_runs(document.trace_events, decode_events):
+        tables.add(events, misfits)
         n_read += len(events)
         if progress is not None:
             progress(n_read, round(n_read / done))

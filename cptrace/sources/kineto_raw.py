@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,11 +15,9 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
 from cptrace.sources.column_buffers import IntColumn
 from cptrace.sources.columns import category, nullable
-from cptrace.sources.kineto_events import EventColumns
+from cptrace.sources.kineto_events import LATEST_NS, EventColumns, Misfits
 from cptrace.trace import Note
-
-# 146 years: times count from 1970 at most.
-_LATEST_NS: Final = 2**62
+from cptrace.units import format_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +108,88 @@ class RawEvents:
         return RawEvents(self.path, self.what, EventColumns(columns.is_timed[mask], ints, texts))
 
 
-def keep_possible(raw: RawEvents, options: ReadOptions, notes: list[Note], *, is_device: bool) -> RawEvents:
+def keep_possible(raw: RawEvents, notes: list[Note]) -> RawEvents:
     """Return the events with possible times.
 
     Args:
-        raw: Events as they were read.
-        options: How to read.
+        raw: Events as they were read, no device work.
         notes: Where to say how many were left out.
-        is_device: Whether figures rest on them: then the file is refused unless the options say to leave them out.
+    """
+    is_bad = _has_bad_times(raw)
+    if not (n_bad := int(np.count_nonzero(is_bad))):
+        return raw
+    text = f"{raw.what} with missing, negative or reversed times were left out"
+    notes.append(Note("dropped-rows", text, n_bad))
+    return raw.keep(~is_bad)
+
+
+def keep_works(raw: RawEvents, misfits: Misfits, options: ReadOptions, notes: list[Note]) -> RawEvents:
+    """Return the device work that has a place in time and on a device.
+
+    Args:
+        raw: Device work as it was read.
+        misfits: What could not be read and may be device work.
+        options: How to read.
+        notes: Where to say how many were left out, and how much device time that is.
 
     Raises:
-        TraceError: Device work has impossible times.
+        TraceError: Some has no such place, and it is not to be left out: every figure would lack it.
     """
-    start, end = raw.ints("start_ns"), raw.ints("end_ns")
-    is_bad = ~raw.columns.is_timed | (start < 0) | (end < start) | (end > _LATEST_NS)
-    n_bad = int(np.count_nonzero(is_bad))
-    if not n_bad:
-        return raw
-    if is_device and not options.drop_invalid:
-        raise TraceError(
-            f"{raw.path}: {n_bad} of {raw.n_rows} {raw.what} have missing, negative, reversed or impossibly late"
-            " times; export the trace again, or leave such events out with --drop-invalid"
+    is_bad = _has_bad_times(raw)
+    is_nowhere = ~is_bad & (raw.first_of("device", "in_device", "pid") < 0)
+    faults = [
+        fault
+        for fault in (
+            _Fault("have a name, category, phase or arguments of a wrong type", misfits),
+            _Fault("have missing, negative, reversed or impossibly late times", _losses(raw, is_bad)),
+            _Fault("are on a device with a negative number", _losses(raw, is_nowhere)),
         )
-    notes.append(
-        Note("dropped-rows", f"{raw.what} with missing, negative or reversed times were left out", n_bad)
+        if fault.losses.n_works
+    ]
+    if faults and not options.drop_invalid:
+        raise _refusal(raw, raw.n_rows + misfits.n_works, faults)
+    notes.extend(fault.as_note(raw.what) for fault in faults)
+    return raw.keep(~(is_bad | is_nowhere)) if faults else raw
+
+
+class _Fault(NamedTuple):
+    """What some device events have in common that cannot be used."""
+
+    phrase: str
+    losses: Misfits
+
+    def as_note(self, what: str) -> Note:
+        n_works, n_timed = self.losses.n_works, self.losses.n_timed
+        least = "" if n_timed == n_works else "at least "
+        time = (
+            f"{least}{format_ns(self.losses.duration_ns)} of device time"
+            if n_timed
+            else "how long they took is not known"
+        )
+        return Note("dropped-rows", f"{what} that {self.phrase} were left out: {time}", n_works)
+
+
+def _refusal(raw: RawEvents, n_all: int, faults: Sequence[_Fault]) -> TraceError:
+    n_bad = sum(fault.losses.n_works for fault in faults)
+    phrases = [f"{fault.losses.n_works} {fault.phrase}" for fault in faults]
+    said = faults[0].phrase if len(faults) == 1 else f"cannot be used ({'; '.join(phrases)})"
+    return TraceError(
+        f"{raw.path}: {n_bad} of {n_all} {raw.what} {said}; export the trace again, or leave such events out with"
+        " --drop-invalid"
     )
-    return raw.keep(~is_bad)
+
+
+def _has_bad_times(raw: RawEvents) -> BoolArray:
+    start, end = raw.ints("start_ns"), raw.ints("end_ns")
+    return ~raw.columns.is_timed | (start < 0) | (end < start) | (end > LATEST_NS)
+
+
+def _losses(raw: RawEvents, is_lost: BoolArray) -> Misfits:
+    """Return how many events are lost, and how much device time where their duration is possible."""
+    rows = np.flatnonzero(is_lost)
+    if not len(rows):
+        return Misfits()
+    start, end = raw.ints("start_ns")[rows], raw.ints("end_ns")[rows]
+    # As Python's integers: durations of a damaged file may add up beyond 64 bits.
+    durations = (end - start)[(end >= start) & (start >= -LATEST_NS) & (end <= LATEST_NS)].tolist()
+    return Misfits(n_works=len(rows), n_timed=len(durations), duration_ns=sum(durations))

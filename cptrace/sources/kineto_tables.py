@@ -16,7 +16,7 @@ from cptrace.sources.columns import category, nullable
 from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_ops import make_ops, owners
-from cptrace.sources.kineto_raw import RawEvents, keep_possible
+from cptrace.sources.kineto_raw import RawEvents, keep_possible, keep_works
 from cptrace.sources.kineto_syncs import make_event_records, make_syncs
 from cptrace.trace import Note, Trace, TraceMeta
 
@@ -30,6 +30,10 @@ _TODAY: Final = {
 }
 _THREAD_BITS: Final = 32
 _RECORD_AGAIN: Final = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+_RECORD_WAITS: Final = (
+    "sync events: torch.profiler.profile(...,"
+    " experimental_config=torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True))"
+)
 _MAX_UNKNOWN: Final = 5
 # Times before 2001 cannot be absolute ones: the format is younger.
 _EARLIEST_UTC_NS: Final = 10**18
@@ -45,15 +49,16 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
         options: How to read it.
 
     Raises:
-        TraceError: Device work has impossible times.
+        TraceError: Device work cannot be read, or has impossible times.
     """
     notes = _notes(tables)
 
     def take(kind: Kind, what: str) -> RawEvents:
-        raw = RawEvents(info.path, what, tables.finish(kind))
-        return keep_possible(raw, options, notes, is_device=kind is DEVICE)
+        return keep_possible(RawEvents(info.path, what, tables.finish(kind)), notes)
 
-    works, calls, ranges = take(DEVICE, "device events"), take(CALLS, "API calls"), take(RANGES, "ranges")
+    works = RawEvents(info.path, "device events", tables.finish(DEVICE))
+    works = keep_works(works, tables.misfits, options, notes)
+    calls, ranges = take(CALLS, "API calls"), take(RANGES, "ranges")
     syncs = take(SYNCS, "synchronisations")
     records = RawEvents(info.path, "event records", tables.finish(RECORDS))  # their times mean nothing
     pid = _main_pid(tables, calls, ranges)
@@ -87,6 +92,7 @@ def _meta(
         session_start_utc_ns=(0 if is_absolute else None) if info.base_ns is None else info.base_ns,
         trace_name=info.trace_name,
         record_again=_RECORD_AGAIN,
+        record_waits=_RECORD_WAITS,
         missing_tables=missing,
         notes=tuple(notes),
     )
@@ -94,9 +100,9 @@ def _meta(
 
 def _notes(tables: EventTables) -> list[Note]:
     notes = []
-    if tables.n_malformed:
-        text = "events that are no objects of the expected types were left out"
-        notes.append(Note("dropped-rows", text, tables.n_malformed))
+    if tables.misfits.n_others:
+        text = "events that are no objects of the expected types were left out; none of them is device work"
+        notes.append(Note("dropped-rows", text, tables.misfits.n_others))
     if tables.n_unknown:
         common = sorted(tables.n_unknown.items(), key=lambda item: (-item[1], item[0]))[:_MAX_UNKNOWN]
         names = ", ".join(f"{category or '(none)'} ({count})" for category, count in common)

@@ -164,8 +164,7 @@ def test_words_that_old_kineto_wrote_for_numbers_are_passed_over(tmp_path, word,
     assert found.ops["end_ns"].tolist() == [10, 30]
 
 
-@pytest.mark.parametrize("bad", ["null", "7", '"x"', "[]", '[{"ph": "X"}]', '{"ph": 1}', '{"ph": "X", "cat": {}}',
-                                 '{"ph": "X", "cat": "kernel", "name": 7}', '{"args": "x"}'])  # fmt: skip
+@pytest.mark.parametrize("bad", ["null", "7", '"x"', "[]", '[{"ph": "X"}]', '{"ph": 1}', '{"args": "x"}'])
 def test_items_that_are_no_events_are_counted(tmp_path, bad):
     content = TinyTrace().kernel("k", 0, 10).kernel("l", 10, 20).text().encode()
     path = write(tmp_path, content.replace(b'"traceEvents": [', b'"traceEvents": [' + bad.encode() + b", "))

@@ -17,7 +17,7 @@ from cptrace.errors import TraceError
 from cptrace.launches import find_launches
 from cptrace.requests import ReadOptions
 from cptrace.sources import kineto_text, read_trace, start_reading
-from cptrace.sources.kineto_events import as_integer, decode_events
+from cptrace.sources.kineto_events import Misfits, as_integer, decode_events
 from cptrace.sources.kineto_text import event_runs, read_document
 from tests.support.command_line import cptrace as run
 from tests.support.shared_traces import ROOT
