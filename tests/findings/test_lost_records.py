@@ -1,0 +1,115 @@
+"""Reports that lost part of what orders device work: what rests on it is not said, and the report says so."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import cptrace
+from cptrace.report import Report
+from tests.support.diagnosed import findings, not_looked_for
+from tests.support.simulated_run import write
+from tests.support.simulated_schemes import COMPUTE, Ring
+from tests.support.tiny_export import TinyExport
+
+NO_SYNCS = "DROP TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+NO_RECORDS = "DROP TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+SOUND = Ring(n_steps=3)
+RESTS_ON_WAITS = {"missing-event (race)", "single-buffer", "queue-order"}
+
+
+def lost(ring: Ring, folder: Path, *statements: str) -> Report:
+    """Return the report of a run of which rows were deleted."""
+    path = write(ring.hosts(), folder / f"{len(list(folder.iterdir()))}.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    return cptrace.analyze(path)
+
+
+@pytest.mark.parametrize("statements", [(NO_SYNCS,), (NO_RECORDS,), (NO_SYNCS, NO_RECORDS)])
+def test_a_sound_run_without_its_waits_is_not_called_a_race(
+    tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    """The calls to cudaStreamWaitEvent are there; what they waited for is not."""
+    report = lost(SOUND, tmp_path, *statements)
+    assert not {code for code, _ in findings(report)} & {"missing-event", "single-buffer", "queue-order"}
+    assert ("low-coverage", "waits") in findings(report)
+    assert not_looked_for(report).keys() >= RESTS_ON_WAITS
+
+
+@pytest.mark.parametrize("every", [2, 25])
+@pytest.mark.parametrize("n_buffers", [1, 2])
+def test_a_wait_whose_record_is_lost_is_not_paired_with_another(
+    tmp_path: Path, every: int, n_buffers: int
+) -> None:
+    """
+    record e (id 1)   record e (id 2: lost)   wait e (id 2)      the first record is not what it waited for
+    """
+    ring = SOUND.but(n_buffers=n_buffers)
+    statement = f"DELETE FROM CUPTI_ACTIVITY_KIND_CUDA_EVENT WHERE rowid % {every} = 0"
+    report = lost(ring, tmp_path, statement)
+    whole, part = (r.coverage["dependencies"][0] for r in (lost(ring, tmp_path), report))
+    assert whole["n_waits_paired"] == whole["n_waits"] == part["n_waits"]
+    assert part["n_waits"] - part["n_waits_paired"] == pytest.approx(whole["n_waits"] / every, rel=0.3)
+    assert ("missing-event", "race") not in findings(report)
+    assert "missing-event (race)" in not_looked_for(report)
+
+
+def test_one_buffer_cannot_be_excluded_without_records(tmp_path: Path) -> None:
+    assert ("single-buffer", None) in findings(lost(SOUND.but(n_buffers=1), tmp_path))
+    report = lost(SOUND.but(n_buffers=1), tmp_path, NO_RECORDS)
+    assert "have no record in the trace" in not_looked_for(report)["single-buffer"]
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_what_may_have_waited_has_no_cause(tmp_path: Path, has_row: bool) -> None:
+    """
+    stream 7     [gemm][gemm] ... [gemm]
+    stream 13                                wait e      [transfer]       100 us behind all that is recorded
+    """
+    export = TinyExport()
+    for number in range(20):
+        export.kernel("gemm", 1_000 * number + 100, 1_000 * (number + 1), launch=number)
+    export.call("cudaStreamWaitEvent_v3020", 30, 31, correlation=99)
+    if has_row:
+        export.sync(30, 31, stream=13, event=5)
+    export.kernel("ncclDevKernel_SendRecv", 120_000, 130_000, stream=13, launch=40)
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"))
+    causes = {row["role"]: row["cause"] for row in report.rows("start_causes")}
+    assert causes["comm"] == "unknown"
+
+
+@pytest.mark.parametrize("name", ["cudaEventSynchronize", "hipStreamSynchronize", "cudaDeviceSynchronize"])
+def test_a_blocking_call_without_its_record_still_blocks(tmp_path: Path, name: str) -> None:
+    """As the PyTorch profiler records it by default: the call, and nothing of what it waited for."""
+    ring = SOUND.but(blocks_host=True)
+    rename = f"UPDATE StringIds SET value = '{name}_v3020' WHERE value LIKE '%Synchronize%'"  # whatever it is called
+    whole = findings(lost(ring, tmp_path))[("missing-event", "host-sync")]
+    found = findings(lost(ring, tmp_path, rename, NO_SYNCS))[("missing-event", "host-sync")]
+    assert whole["confidence"] == "high"
+    assert found["confidence"] == "low"
+    assert found["predicted_step_ns"] + found["recoverable_ns"] == pytest.approx(
+        whole["predicted_step_ns"] + whole["recoverable_ns"]
+    )
+    assert found["recoverable_ns"] > 0
+
+
+def test_a_call_that_returns_long_after_all_work_waited_for_something_else(tmp_path: Path) -> None:
+    """The same calls, but kernels end 10 ms before they return: what they waited for is not in the trace."""
+    late = "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET end = end + 10000000 WHERE nameId IN (SELECT id FROM StringIds"
+    report = lost(
+        SOUND.but(blocks_host=True), tmp_path, NO_SYNCS, f"{late} WHERE value LIKE '%Synchronize%')"
+    )
+    assert ("missing-event", "host-sync") not in findings(report)
+
+
+def test_stream_order_needs_no_records(tmp_path: Path) -> None:
+    """Transfers and attention in one stream: that is seen without any event."""
+    ring = SOUND.but(kv_stream=COMPUTE, dkv_stream=COMPUTE, attention_first=True)
+    row = findings(lost(ring, tmp_path, NO_SYNCS, NO_RECORDS))[("shared-stream", None)]
+    assert row["confidence"] == "medium"
