@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class FileInfo:
         base_ns: UTC of time 0 in ns since 1970, where times are relative.
         trace_name: Path that it was exported to.
         device_names: Name of each GPU of the machine.
-        rank: Rank of the process in its job.
+        rank: Rank of the process in its job; None where it is not said, or said to be what no rank can be.
+        impossible_rank: What the file says its rank to be, as JSON, where no rank can be that.
         world_size: Number of ranks in the job; 0 where it is not said.
         own: What our own export adds; empty for other traces.
     """
@@ -38,6 +40,7 @@ class FileInfo:
     device_names: Mapping[int, str]
     rank: int | None
     world_size: int
+    impossible_rank: str | None = None
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -70,13 +73,15 @@ def read_info(path: Path, document: Document) -> FileInfo:
     job = job if isinstance(job, dict) else {}
     own = decode_value(document.cptrace)
     rank, world_size = as_integer(job.get("rank")), as_integer(job.get("world_size"))
+    is_possible = rank is not None and 0 <= rank < _MAX_RANK
     return FileInfo(
         path=path,
         schema_version=None if version is None else str(version),
         base_ns=as_integer(decode_value(document.base_time_nanoseconds)),
         trace_name=name if isinstance(name, str) else None,
         device_names=MappingProxyType(_device_names(decode_value(document.device_properties))),
-        rank=rank if rank is not None and 0 <= rank < _MAX_RANK else None,
+        rank=rank if is_possible else None,
+        impossible_rank=None if is_possible or "rank" not in job else json.dumps(job["rank"]),
         world_size=world_size if world_size is not None and 0 <= world_size < _MAX_RANK else 0,
         own=MappingProxyType(own if isinstance(own, dict) else {}),
     )

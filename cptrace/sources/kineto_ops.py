@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,8 @@ from cptrace.launches import Key, lookup
 from cptrace.sources.columns import category, nullable
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_raw import RawEvents
+from cptrace.trace import Note
+from cptrace.units import joined
 
 KERNEL: Final = "kernel"
 _OP_KINDS: Final = {
@@ -39,10 +41,12 @@ _ELEMENT_BYTES: Final = {
 _BYTES_OF: Final = {name.lower(): size for size, names in _ELEMENT_BYTES.items() for name in names.split()}
 _MAX_ELEMENTS: Final = 2**58
 _END_OF_IDS: Final = 2**32
+_MAX_NAMED: Final = 4
+_MAX_SHOWN: Final = 40
 
 
 def make_ops(
-    raw: RawEvents, calls: RawEvents, main_pid: int, info: FileInfo
+    raw: RawEvents, calls: RawEvents, main_pid: int, info: FileInfo, notes: list[Note]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the tables of device work and of ranks.
 
@@ -51,6 +55,7 @@ def make_ops(
         calls: Host calls; they tell processes apart where the file is of several.
         main_pid: Process of most host events.
         info: What the file says about itself.
+        notes: Where to say which ranks are made up.
     """
     if not raw.n_rows:
         return schema.empty_frame(schema.OPS), schema.empty_frame(schema.RANKS)
@@ -58,7 +63,7 @@ def make_ops(
     device = _small(raw.first_of("device", "in_device", "pid"))
     said = {ordinal: pid for pid, ordinal in info.recorded_ranks}
     process = _told_processes(device, said) if said else _processes(raw, device, calls, main_pid)
-    rank, ranks = _assign_ranks(process, device, info)
+    rank, ranks = _assign_ranks(process, device, info, notes)
     names, is_peer = _names(raw)
     columns: dict[str, Any] = {
         "start_ns": raw.ints("start_ns"),
@@ -164,7 +169,39 @@ def _is_launched_by(pid: int, raw: RawEvents, calls: RawEvents) -> BoolArray:
     return is_known & (calls.ints("start_ns")[call] <= raw.ints("start_ns"))
 
 
-def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
+def _note_of_counted(counted: Sequence[tuple[int, int, int]], info: FileInfo, n_processes: int) -> Note:
+    """Return which ranks the file does not tell, why, and by which order they got their numbers.
+
+    Args:
+        counted: Process, device and number of each rank that was counted, by device.
+        info: What the file says about itself.
+        n_processes: Number of processes that did device work.
+    """
+    if info.rank is not None and n_processes > 1:
+        why = f"the file tells one rank, {info.rank}, but is of {n_processes} processes"
+    elif info.rank is not None:
+        why = f"the file tells rank {info.rank}, which its busiest device got, but has work of other devices"
+    elif info.impossible_rank is not None:
+        shown = info.impossible_rank[:_MAX_SHOWN]
+        why = f"the file tells an impossible rank (distributedInfo.rank is {shown})"
+    else:
+        why = "the file does not tell its rank (it has no distributedInfo.rank)"
+    names = [
+        f"device {device}" + (f" of process {process}" if n_processes > 1 else "") + f" is rank {number}"
+        for process, device, number in counted[:_MAX_NAMED]
+    ]
+    more = [f"{len(counted) - len(names)} more"] if len(names) < len(counted) else []
+    behind = "behind the ranks of the job" if info.rank is not None and n_processes == 1 else "from 0"
+    return Note(
+        "counted-ranks",
+        f"{why}: counted by device {behind}, {joined([*names, *more])}; of several files, behind the ranks of those"
+        " that are named before it",
+    )
+
+
+def _assign_ranks(
+    process: Int64Array, device: Int64Array, info: FileInfo, notes: list[Note]
+) -> tuple[Int64Array, pd.DataFrame]:
     """Return the rank of each op and the table of ranks.
 
     The recorded rank is that of the process; of its devices the one with the most ops has it. Others, which a process
@@ -185,6 +222,10 @@ def _assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tu
     if (said := [entry for entry in known if entry is not None]) and len({r for r, _ in said}) == len(pairs):
         rank = np.array([r for r, _ in said])
         is_recorded = np.array([is_so for _, is_so in said], bool)
+    elif not is_recorded.all():
+        counted = [(*pair, number) for *pair, number in zip(*place, rank.tolist(), strict=True)]
+        counted = [row for row, is_so in zip(counted, is_recorded.tolist(), strict=True) if not is_so]
+        notes.append(_note_of_counted(counted, info, len(processes)))
     names = [info.device_names.get(ordinal, "") for ordinal in devices[pairs // len(processes)].tolist()]
     columns: dict[str, Any] = {
         "rank": rank.astype(np.int32),

@@ -62,7 +62,7 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
     syncs = take(SYNCS, "synchronisations")
     records = RawEvents(info.path, "event records", tables.finish(RECORDS))  # their times mean nothing
     pid = _main_pid(tables, calls, ranges)
-    ops, ranks = make_ops(works, calls, pid, info)
+    ops, ranks = make_ops(works, calls, pid, info, notes)
     missing = tuple(
         category for category in _EXPECTED if category not in _categories(works, calls, syncs, ranges)
     )

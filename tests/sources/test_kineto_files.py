@@ -127,7 +127,7 @@ def test_a_name_that_is_not_utf8_does_not_cost_the_file(tmp_path):
     path = write(tmp_path, content.replace(b"AROUND", b"\xff\xfe"))
     trace = read_trace(path)
     assert trace.ops["name"].tolist() == ["k_\ufffd\ufffd", "plain"]
-    assert trace.meta.notes == ()
+    assert [note.code for note in trace.meta.notes] == ["counted-ranks"]
     assert json.loads(run("analyze", path, "--format", "json").out)["kernels"]
 
 
@@ -170,7 +170,7 @@ def test_items_that_are_no_events_are_counted(tmp_path, bad):
     path = write(tmp_path, content.replace(b'"traceEvents": [', b'"traceEvents": [' + bad.encode() + b", "))
     trace = read_trace(path)
     assert trace.ops["name"].tolist() == ["k", "l"]
-    assert [(note.code, note.count) for note in trace.meta.notes] == [("dropped-rows", 1)]
+    assert [(note.code, note.count) for note in trace.meta.notes[:-1]] == [("dropped-rows", 1)]
 
 
 @pytest.mark.parametrize("events", ["[]", "[ ]", "[\n\n]", '[{"ph": "M"}]', "[{}]"])

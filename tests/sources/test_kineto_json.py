@@ -268,7 +268,7 @@ class TestDeviceWork:
             read(trace, tmp_path)
         found = read(trace, tmp_path, drop_invalid=True)
         assert column(found.ops, "name") == ["good"]
-        assert [(note.code, note.count) for note in found.meta.notes] == [("dropped-rows", 1)]
+        assert [(note.code, note.count) for note in found.meta.notes[:-1]] == [("dropped-rows", 1)]
 
     def test_events_of_the_host_with_impossible_times_are_counted(self, tmp_path):
         trace = (
@@ -276,7 +276,7 @@ class TestDeviceWork:
         )
         found = read(trace, tmp_path)
         assert len(found.api_calls) == 5
-        assert [(note.text.split(" with")[0], note.count) for note in found.meta.notes] == [
+        assert [(note.text.split(" with")[0], note.count) for note in found.meta.notes[:2]] == [
             ("API calls", 1),
             ("ranges", 1),
         ]
@@ -319,16 +319,60 @@ class TestRanks:
                 trace.kernel("k", start + 50, start + 60, device=rank, correlation=10 * rank + number)
         found = read(trace, tmp_path)
         assert found.ranks[["rank", "pid", "device"]].values.tolist() == [[0, 500, 0], [1, 400, 1]]
+        assert (
+            "device 0 of process 500 is rank 0 and device 1 of process 400 is rank 1"
+            in found.meta.notes[0].text
+        )
         assert find_launches(found.ops, found.api_calls).is_known.all()
         assert found.api_calls["thread"].nunique() == 2
 
-    @pytest.mark.parametrize(
-        "job", [None, [], {}, {"rank": -1}, {"rank": "x"}, {"rank": 2**31}, {"rank": None, "world_size": "y"}]
-    )
-    def test_a_job_that_says_no_rank_is_none(self, tmp_path, job):
+    @pytest.mark.parametrize("job", [None, [], {}, "x", {"world_size": 8}])
+    def test_a_file_that_tells_no_rank_says_so(self, tmp_path, job):
         trace = training()
         trace.top["distributedInfo"] = job
-        assert column(read(trace, tmp_path).ranks, "is_recorded") == [False]
+        found = read(trace, tmp_path)
+        assert column(found.ranks, "is_recorded") == [False]
+        (note,) = found.meta.notes
+        assert note.code == "counted-ranks"
+        assert note.text.startswith("the file does not tell its rank")
+        assert "device 0 is rank 0;" in note.text
+
+    @pytest.mark.parametrize(
+        ("rank", "shown"),
+        [(-1, "-1"), ("x", '"x"'), (2**31, "2147483648"), (2**40, "1099511627776"), (None, "null"), (1.5, "1.5"),
+         (True, "true"), ([0], "[0]"), ({}, "{}"), ("a" * 99, '"aaa'), (2**70, "11805")],
+    )  # fmt: skip
+    def test_an_impossible_rank_is_none_and_is_shown(self, tmp_path, rank, shown):
+        trace = training()
+        trace.top["distributedInfo"] = {"rank": rank, "world_size": "y"}
+        path = trace.write(tmp_path / "trace.json")
+        found = read_trace(path)
+        assert found.ranks[["rank", "is_recorded"]].values.tolist() == [[0, False]]
+        (note,) = found.meta.notes
+        assert f"tells an impossible rank (distributedInfo.rank is {shown}" in note.text
+        assert "the file tells an impossible rank" in " ".join(run("analyze", path).out.split())
+
+    def test_ranks_beside_the_one_that_is_told_are_said_to_be_counted(self, tmp_path):
+        trace = TinyTrace().kernel("a", 0, 10, device=1).kernel("a", 10, 20, device=1)
+        for device in (0, 2, 3, 4, 5):
+            trace.kernel("stray", 5, 8, device=device)
+        trace.top["distributedInfo"] = {"rank": 1, "world_size": 8}
+        (note,) = read(trace, tmp_path).meta.notes
+        assert note.text.startswith(
+            "the file tells rank 1, which its busiest device got, but has work of other devices"
+        )
+        assert "behind the ranks of the job, device 0 is rank 8, device 2 is rank 9, " in note.text
+        assert "device 4 is rank 11 and 1 more;" in note.text
+
+    def test_files_beside_each_other_say_which_tells_no_rank(self, tmp_path):
+        paths = []
+        for number, job in enumerate(({"rank": 4, "world_size": 8}, {"world_size": 8})):
+            trace = training()
+            trace.top["distributedInfo"] = job
+            paths.append(trace.write(tmp_path / f"{number}.json"))
+        report = cptrace.analyze(paths)
+        assert [row["rank"] for row in report.rows("ranks")] == [4, 5]
+        assert [note["path"] for note in report.coverage["notes"]] == [str(paths[1])]
 
     def test_a_trace_of_the_device_alone_has_the_process_of_its_label(self, tmp_path):
         trace = TinyTrace().kernel("k", 0, 1)
@@ -440,7 +484,7 @@ class TestMeta:
         trace.event(ph="X", name="no category", ts=0, dur=1).event(
             ph="s", cat="ac2g", name="ac2g", id=4, ts=0
         )
-        (note,) = read(trace, tmp_path).meta.notes
+        note = read(trace, tmp_path).meta.notes[0]
         assert (note.code, note.count) == ("unknown-categories", 4)
         assert note.text.endswith("left out: hpu_op (2), (none) (1), my own (1)")
 
