@@ -15,9 +15,11 @@ from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, ne
 from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing, waits_missing
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
+from cptrace.recognition.places import BY_PATTERN
 from cptrace.replay import Changes
 
 CODE: Final = "single-buffer"
+_EXCHANGING: Final = "usp"
 
 
 class _Waits(NamedTuple):
@@ -36,6 +38,12 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """
     if case.flow is None:
         return scheme_missing(case, CODE)
+    if case.recognition.scheme == _EXCHANGING and case.places.basis == BY_PATTERN:
+        return NotApplicable(
+            CODE,
+            "between exchanges of heads, which hop a transfer is of is only guessed from the order of kernels; mark ops"
+            " with ranges of the domain cptrace (cptrace/labels.py)",
+        )
     gain = gain_of(case, changes)
     if gain is None:
         return waits_missing(case, CODE) or ()

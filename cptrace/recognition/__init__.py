@@ -15,7 +15,16 @@ import pandas as pd
 
 from cptrace import labels
 from cptrace.launches import Launches
-from cptrace.recognition.blocks import COUNTED, IS_FORWARD, N_BEHIND, RANK, STARTS_APART, find_blocks
+from cptrace.recognition.blocks import (
+    COUNTED,
+    IS_FORWARD,
+    N_BEHIND,
+    N_GATHERS_BESIDE_ATTENTION,
+    N_GATHERS_BESIDE_GEMMS,
+    RANK,
+    STARTS_APART,
+    find_blocks,
+)
 from cptrace.recognition.flow import Flow, bind
 from cptrace.recognition.pattern import places_by_pattern
 from cptrace.recognition.places import Places, places_by_label
@@ -193,8 +202,25 @@ def _is_ulysses(blocks: pd.DataFrame) -> pd.Series:
 
 
 def _is_all_gather(blocks: pd.DataFrame) -> pd.Series:
+    """Return which blocks gather before attention what it works on."""
+    return _gathers(blocks) & (~blocks[IS_FORWARD] | (blocks[N_GATHERS_BESIDE_ATTENTION] == 0))
+
+
+def _is_sliced(blocks: pd.DataFrame) -> pd.Series:
+    """Return which blocks gather slices, the next beside the attention on the last, where any forward one does."""
+    forward, is_even = blocks[IS_FORWARD], blocks[labels.ATTENTION] == blocks[labels.ALL_GATHER]
+    is_sliced = is_even & (blocks[N_GATHERS_BESIDE_ATTENTION] >= 1)
+    return _gathers(blocks) & (is_sliced | ~forward) & bool((is_sliced & forward).any())
+
+
+def _gathers(blocks: pd.DataFrame) -> pd.Series:
+    """Return which blocks gather what the matrix products before attention made, and attention alone uses.
+
+    Sharded weights are gathered ahead of time, beside the matrix products of the layer before.
+    """
     others = blocks[[labels.SEND_RECV, labels.ALL_TO_ALL]].sum(axis=1)
-    return (blocks[labels.ALL_GATHER] >= 1) & (others == 0)
+    is_ahead = blocks[IS_FORWARD] & (2 * blocks[N_GATHERS_BESIDE_GEMMS] > blocks[labels.ALL_GATHER])
+    return (blocks[labels.ALL_GATHER] >= 1) & (others == 0) & ~is_ahead
 
 
 def _is_usp(blocks: pd.DataFrame) -> pd.Series:
@@ -217,5 +243,10 @@ _PATTERNS: Final[tuple[tuple[str, Callable[[pd.DataFrame], pd.Series], str], ...
     ),
     ("ring", _is_ring, "P attentions with a transfer between each two"),
     ("usp", _is_usp, "exchanges around several attentions with transfers between them"),
+    (
+        "all_gather_sliced",
+        _is_sliced,
+        "several attentions, each after an all-gather, beside that of the next",
+    ),
     ("all_gather", _is_all_gather, "attention after an all-gather"),
 )

@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from cptrace import labels
-from cptrace.intervals import BoolArray, Int64Array
+from cptrace import intervals, labels
+from cptrace.intervals import BoolArray, Int64Array, Intervals
+from cptrace.recognition.pattern import find_gemms
 from cptrace.recognition.places import Places
 
 COUNTED: Final = (
@@ -27,6 +28,8 @@ N_EARLY: Final = "n_early"
 N_LATE: Final = "n_late"
 N_FIRST_LATE: Final = "n_first_late"
 N_BEHIND: Final = "n_behind"
+N_GATHERS_BESIDE_GEMMS: Final = "n_gathers_beside_gemms"
+N_GATHERS_BESIDE_ATTENTION: Final = "n_gathers_beside_attention"
 
 _MAX_STREAMS: Final = 2
 _NOT_EVEN: Final = -1
@@ -44,6 +47,8 @@ def find_blocks(places: Places, ops: pd.DataFrame) -> pd.DataFrame:
         n_late            those that start when attention h has ended
         n_first_late      those of them that are of hop 0
         n_behind          those that start when all attention of the block has ended
+        n_gathers_beside_gemms      all-gathers that run while a matrix product of their rank does
+        n_gathers_beside_attention  those that start when attention of their block has started
 
     Args:
         places: Places of M ops, at least one.
@@ -65,6 +70,7 @@ def find_blocks(places: Places, ops: pd.DataFrame) -> pd.DataFrame:
             **_of_attention(attention, n_blocks),
             N_MESSAGES: _messages(transfers, n_blocks),
             **_beside_attention(transfers, attention, n_blocks),
+            **_of_gathers(places, ops, attention, n_blocks),
         }
     )
 
@@ -144,6 +150,27 @@ def _beside_attention(
         N_BEHIND: start >= of_all,
     }
     return {name: _count(block, which, n_blocks) for name, which in found.items()}
+
+
+def _of_gathers(
+    places: Places, ops: pd.DataFrame, attention: pd.DataFrame, n_blocks: int
+) -> dict[str, Int64Array]:
+    """Return the columns that speak of all-gathers, each of shape (B,)."""
+    position = np.flatnonzero(places.is_what(labels.ALL_GATHER))
+    rows, block = places.rows[position], places.block[position]
+    start, end, rank = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "rank"))
+    is_beside = np.zeros(len(rows), bool)
+    gemms = np.flatnonzero(find_gemms(ops)) if len(rows) else rows
+    for number in np.unique(rank).tolist():
+        of_rank = ops.iloc[gemms[ops["rank"].to_numpy()[gemms] == number]]
+        busy = intervals.union(Intervals(of_rank["start_ns"].to_numpy(), of_rank["end_ns"].to_numpy()))
+        mine = np.flatnonzero(rank == number)
+        is_beside[mine] = intervals.covered_ns(busy, start[mine], end[mine]) > 0
+    first = attention.groupby("block")["start_ns"].min().reindex(block).to_numpy()
+    return {
+        N_GATHERS_BESIDE_GEMMS: _count(block, is_beside, n_blocks),
+        N_GATHERS_BESIDE_ATTENTION: _count(block, start >= first, n_blocks),
+    }
 
 
 def _count(block: Int64Array, which: BoolArray, n_blocks: int) -> Int64Array:

@@ -54,16 +54,26 @@ def places_by_pattern(trace: Trace) -> Places:
         trace: Classified trace.
     """
     ops = trace.ops
-    rule, role = (ops[name].cat.codes.to_numpy() for name in ("rule", "role"))
+    role = ops["role"].cat.codes.to_numpy()
     any_attention = is_attention(ops)
     attention = any_attention & ~names_match(ops["name"], _HELPER)
     is_comm = (role == ROLES.index(COMM)) & ops["collective"].isin(_SCHEME_COLLECTIVES).to_numpy()
     if not attention.any() or not is_comm.any():
         return no_places()
-    is_gemm = (rule == RULE_NAMES.index(_GEMM_RULE)) | (names_match(ops["name"], _GEMM) & ~any_attention)
+    is_gemm = find_gemms(ops)
     is_between = (role == ROLES.index(COMPUTE)) & ~is_gemm & ~attention
     rows, block = _blocks(ops, attention, attention | is_comm | is_between, is_gemm)
     return _placed(ops, rows, block, attention, is_comm)
+
+
+def find_gemms(ops: pd.DataFrame) -> BoolArray:
+    """Return which ops are matrix products, bool of shape (N,).
+
+    Args:
+        ops: Classified device work of N rows.
+    """
+    by_rule = ops["rule"].cat.codes.to_numpy() == RULE_NAMES.index(_GEMM_RULE)
+    return np.asarray(by_rule | (names_match(ops["name"], _GEMM) & ~is_attention(ops)), bool)
 
 
 def _blocks(

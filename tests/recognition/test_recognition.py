@@ -19,6 +19,7 @@ from tests.support.diagnosed import findings, lost_time, report_of
 from tests.support.shared_traces import ROOT, require_trace
 from tests.support.simulated_run import Host, write
 from tests.support.simulated_schemes import (
+    ALL_GATHER_KERNEL,
     CAUSAL_KERNEL,
     COMPUTE,
     DKV,
@@ -360,3 +361,42 @@ def test_models_without_labels(models: dict[str, Path], scheme: str) -> None:
     (row,) = report.rows("schemes")
     assert (row["scheme"], row["basis"]) == (MODELS[scheme], "pattern")
     assert row["confidence"] != "high"
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_gathers_of_sharded_weights_are_no_scheme(tmp_path: Path, is_ahead: bool) -> None:
+    """
+    stream 7    [gemm][gather of K, V][attention][gemm]      a scheme: made by the first, needed by the second
+    or          [gemm        ][attention][gemm        ]
+    stream 13      [weights]                [weights]        ahead of time: of the next layer's weights
+    """
+    export = TinyExport()
+    for layer in range(6):
+        at = 1_000_000 * layer
+        export.kernel(GEMM_KERNEL, at, at + 300_000, launch=8 * layer + 1)
+        start = at + (100_000 if is_ahead else 300_000)
+        export.kernel(ALL_GATHER_KERNEL, start, start + 150_000, stream=13, launch=8 * layer + 2)
+        export.kernel(FORWARD_KERNEL, at + 500_000, at + 700_000, launch=8 * layer + 3)
+        export.kernel(GEMM_KERNEL, at + 700_000, at + 990_000, launch=8 * layer + 4)
+    row = scheme_of(export.write(tmp_path / "t.sqlite"))
+    assert row["scheme"] == ("unknown" if is_ahead else "all_gather")
+
+
+@pytest.mark.parametrize(("n_attention", "scheme"), [(3, "all_gather_sliced"), (6, "unknown")])
+def test_gathers_in_slices(tmp_path: Path, n_attention: int, scheme: str) -> None:
+    """
+    stream 7    [gemm]          [attention 0][attention 1][attention 2][gemm]
+    stream 13         [gather 0][gather 1]   [gather 2]
+    """
+    export = TinyExport()
+    for layer in range(4):
+        at, number = 1_000_000 * layer, 20 * layer
+        export.kernel(GEMM_KERNEL, at, at + 100_000, launch=number)
+        each = 600_000 // n_attention
+        for part in range(n_attention):
+            start = at + 200_000 + each * part
+            export.kernel(FORWARD_KERNEL, start, start + each - 1_000, launch=number + 1 + part)
+        for part in range(3):
+            start = at + 100_000 + 200_000 * part
+            export.kernel(ALL_GATHER_KERNEL, start, start + 90_000, stream=13, launch=number + 10 + part)
+    assert scheme_of(export.write(tmp_path / "t.sqlite"))["scheme"] == scheme
