@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cptrace.capture.capacity import require_capacity
+from cptrace.capture.marked import end_marked, new_mark, wait_for_end
 from cptrace.capture.nsys_sqlite_writer import partial_path
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import CptraceError, RenderError, RunError, UsageError
@@ -32,6 +33,7 @@ FOLLOWED: Final = ("--progress",)
 # What a profiler says at its end, and lines of a traceback: neither explains a death.
 _SAYS_NOTHING: Final = re.compile(r"\s|Generat(ing|ed)\b|\[\d+/\d+\]|$")
 _GRACE_S: Final = 10.0  # for the child to end its ranks and clean up
+_FORCE_S: Final = 2.0  # for what is left of it then
 _ERRORS: Final[Mapping[str, type[CptraceError]]] = {
     error.__name__: error for error in (UsageError, RenderError, RunError)
 }
@@ -145,6 +147,7 @@ def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str],
     Raises:
         CptraceError: The run could not start or did not finish.
     """
+    mark = new_mark()
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -153,8 +156,9 @@ def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str],
         text=True,
         errors="replace",
         process_group=0,
+        env={**os.environ, mark[0]: mark[1]},
     )
-    with _ended_at_exit(child, output):
+    with _ended_at_exit(child, mark, output):
         outcome, last_line = _follow(child, on_progress)
         child.wait()
     if outcome is None:
@@ -165,15 +169,15 @@ def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str],
 
 
 @contextmanager
-def _ended_at_exit(child: subprocess.Popen[str], output: Path) -> Iterator[None]:
-    """Leave no process of the child's and no partial report, whatever happens inside."""
+def _ended_at_exit(child: subprocess.Popen[str], mark: tuple[str, str], output: Path) -> Iterator[None]:
+    """Leave no process of the run's and no partial report, whatever happens inside."""
     try:
         yield
     except KeyboardInterrupt:
         raise RunInterrupted("interrupted; all ranks were ended") from None
     finally:
         with _interrupts_ignored():
-            _end(child)
+            _end(child, mark)
             with suppress(OSError):
                 partial_path(output).unlink(missing_ok=True)
 
@@ -192,13 +196,14 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[str], mark: tuple[str, str]) -> None:
     if child.poll() is None:
         child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=_GRACE_S)
+    # nsys ends before what it has started: what were killed too early would never end its agent.
+    wait_for_end(mark, _GRACE_S)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    end_marked(mark, _FORCE_S)
     child.wait()
     if child.stdout is not None:
         with suppress(OSError):

@@ -7,8 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 import cptrace
+from cptrace.capture.marked import marked, new_mark, wait_for_end
 from cptrace.capture.nsys_capture import Recorded, nvtx_version, record_into
 from cptrace.capture.nsys_command import find_nsys, lost_ranges
 from cptrace.capture.run_spec import RunSpec
@@ -111,11 +113,17 @@ def test_the_installed_packages_fit_together() -> None:
     assert lost_ranges(nvtx_version(), tool) is None
 
 
-def call(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def call(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `cptrace run --profiler nsys` in a folder."""
     command = [sys.executable, "-W", "error", "-m", "cptrace", "run", "--profiler", "nsys", *arguments]
     return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+        command,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
     )
 
 
@@ -136,17 +144,52 @@ MARK = f'"seed": {SEED},'
 """What the command lines of a run's processes hold."""
 
 
-def test_an_interrupt_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    process = call(
-        tmp_path, *SMALL, "--steps", "1000", "--link-gbps", "0.001", "--seed", str(SEED), "-o", "x.sqlite"
-    )
-    wait_until(lambda: any("nsys" not in command[0] for command in marked_commands()))
+LONG = ("--steps", "1000", "--link-gbps", "0.001", "--seed", str(SEED), "-o", "x.sqlite")
+
+
+@pytest.fixture
+def session_of_another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Return the mark of a session that is none of ours."""
+    mark = new_mark()
+    report = tmp_path_factory.mktemp("other") / "other"
+    command = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}"]
+    with subprocess.Popen(
+        [*command, "sleep", "120"],
+        env={**os.environ, mark[0]: mark[1]},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as other:
+        try:
+            wait_until(lambda: bool(agents(mark)))
+            yield mark
+        finally:
+            other.terminate()
+    assert wait_for_end(mark, 30.0)
+
+
+@pytest.mark.parametrize("moment", ["nsys starts", "ranks run"])
+def test_an_interrupt_leaves_no_process_and_no_file(
+    moment: str, tmp_path: Path, session_of_another: tuple[str, str]
+) -> None:
+    """Nor an agent, which is in no group and no child of the run's, nor the file that tells it how the run ended."""
+    mark = ("CPTRACE_TEST", new_mark()[1])
+    process = call(tmp_path, *SMALL, *LONG, env={**os.environ, mark[0]: mark[1]})
+    wait_until(lambda: any(("nsys" in words[0]) == (moment == "nsys starts") for words in marked_commands()))
+    there = set(marked(mark))
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "interrupted" in output
     assert list(tmp_path.iterdir()) == []
-    wait_until(lambda: not marked_commands())
+    assert wait_for_end(mark, 1.0), "at once, not when the agent has waited for minutes"
+    assert len(agents(session_of_another)) == 1
+    told = Path(tempfile.gettempdir()).glob("nsys_termination_status_*")
+    assert not {path.name for path in told} & {f"nsys_termination_status_{pid}" for pid in there}
+
+
+def agents(mark: tuple[str, str]) -> list[int]:
+    """Return the ids of the agents of nsys that carry a mark."""
+    return [pid for pid in marked(mark) if "--start-agent" in psutil.Process(pid).cmdline()]
 
 
 def marked_commands() -> list[list[str]]:
