@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from cptrace.intervals import BoolArray, Int64Array
 
 _MAX_TABLE_SLOTS_PER_ROW: Final = 8
+# Calls that put work on a device, in the runtime and the driver of every maker.
+_LAUNCHING: Final = "(?i)launch|memcpy|memset"
 
 
 class Launches(NamedTuple):
@@ -68,6 +70,56 @@ def call_times(api_calls: pd.DataFrame, launches: Launches) -> dict[str, Int64Ar
     return {name: api_calls[name].to_numpy()[launches.call] for name in names}
 
 
+def shared_ids(api_calls: pd.DataFrame) -> pd.DataFrame:
+    """Return the correlation ids that several launches of a process have, so that none of them can be told from it.
+
+    A call of the driver that lies within one of the runtime is a part of the same launch.
+
+    Args:
+        api_calls: Host calls, as `schema.API_CALLS`.
+
+    Returns:
+        One row for each such id: process and correlation_id, both int64.
+    """
+    columns = ["process", "correlation_id"]
+    owner, _ = pd.factorize(api_calls["process"].to_numpy())
+    if not _has_repeats(key := _key(owner, api_calls)):
+        return pd.DataFrame({name: np.zeros(0, np.int64) for name in columns})
+    calls = api_calls[key.is_there & names_match(api_calls["name"], _LAUNCHING)]
+    calls = calls[calls.duplicated(columns, keep=False)].astype({"correlation_id": np.int64})
+    calls = calls.sort_values([*columns, "thread", "start_ns", "end_ns"], ascending=[True] * 4 + [False])
+    by_thread = calls.groupby([*columns, "thread"], sort=False)
+    end_before = (
+        by_thread["end_ns"]
+        .cummax()
+        .groupby([calls[name] for name in (*columns, "thread")], sort=False)
+        .shift()
+    )
+    # Of a thread only what lies within a call can begin before it ends; calls of no duration begin together.
+    is_part = (calls["start_ns"] < end_before) | (calls["start_ns"] == by_thread["start_ns"].shift())
+    launches = calls.loc[~is_part, columns]
+    return launches[launches.duplicated(columns)].drop_duplicates(ignore_index=True)
+
+
+def without_shared_ids(ops: pd.DataFrame, shared: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Return device work whose launch cannot be told without its correlation ids, and how much that is.
+
+    Args:
+        ops: Device work, as `schema.OPS`.
+        shared: Correlation ids of several launches, as `shared_ids` returns them.
+    """
+    if ops.empty or shared.empty:
+        return ops, 0
+    owner, processes = pd.factorize(shared["process"].to_numpy())
+    mine = pd.Index(processes).get_indexer(ops["process"])
+    _, is_shared = lookup(_key(owner, shared), _key(mine, ops))
+    if not is_shared.any():
+        return ops, 0
+    number = ops["correlation_id"].array
+    ids = pd.arrays.IntegerArray(number.to_numpy(np.int64, na_value=0), number.isna() | is_shared)
+    return ops.assign(correlation_id=ids), int(np.count_nonzero(is_shared))
+
+
 class Key(NamedTuple):
     """A pair of small numbers per row.
 
@@ -89,6 +141,20 @@ def _key(owner: npt.NDArray[np.integer], frame: pd.DataFrame) -> Key:
     if correlation.hasnans:
         is_there &= ~correlation.isna().to_numpy()
     return Key(np.maximum(owner, 0), correlation.to_numpy(dtype=np.int64, na_value=0), is_there)
+
+
+def _has_repeats(keys: Key) -> bool:
+    """Return whether any two rows have the same key; a table of marks beats sorting where numbers are nearly dense."""
+    owner, number = keys.owner[keys.is_there], keys.number[keys.is_there]
+    if len(number) < 2:
+        return False
+    low, n_slots = int(number.min()), int(number.max()) - int(number.min()) + 1
+    n_owners = int(owner.max()) + 1
+    if n_slots * n_owners > _MAX_TABLE_SLOTS_PER_ROW * len(number) + 1024:
+        return bool(pd.DataFrame({"owner": owner, "number": number}).duplicated().any())
+    is_used = np.zeros(n_slots * n_owners, bool)
+    is_used[owner * n_slots + (number - low)] = True
+    return int(np.count_nonzero(is_used)) < len(number)
 
 
 def lookup(keys: Key, wanted: Key) -> tuple[Int64Array, BoolArray]:

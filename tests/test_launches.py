@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cptrace import launches as module
-from cptrace.launches import Key, closed_ranges, find_launches, innermost_ranges, lookup, names_match
+from cptrace.launches import (
+    Key,
+    closed_ranges,
+    find_launches,
+    innermost_ranges,
+    lookup,
+    names_match,
+    shared_ids,
+    without_shared_ids,
+)
 
 SPARSE = 2**40
 
@@ -195,3 +204,58 @@ def test_closed_ranges():
     rows = range_frame([(1, 0, 5), (1, 2, 3)])
     rows.loc[0, "end_ns"] = pd.NA
     assert closed_ranges(rows)["start_ns"].tolist() == [2]
+
+
+LAUNCH, DRIVER, RECORD = "cudaLaunchKernel", "cuLaunchKernelEx", "cudaEventRecord"
+
+
+def call_frame(*rows: tuple[int, int, int | None, str | None, int, int]) -> pd.DataFrame:
+    """Return calls (process, thread, correlation id, name, start, end) ordered by start."""
+    rows = tuple(sorted(rows, key=lambda row: row[4:]))
+    names = pd.Categorical(
+        [row[3] for row in rows], categories=pd.Index([LAUNCH, DRIVER, RECORD, "cudaMemcpyAsync"])
+    )
+    return frame(*((row[0], row[2]) for row in rows)).assign(
+        thread=np.array([row[1] for row in rows], np.int64),
+        start_ns=np.array([row[4] for row in rows], np.int64),
+        end_ns=np.array([row[5] for row in rows], np.int64),
+        name=names,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 6, LAUNCH, 10, 19)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, LAUNCH, 10, 19)], [(1, 5)]),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, LAUNCH, 9, 19)], [(1, 5)]),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 2, 5, LAUNCH, 3, 6)], [(1, 5)]),
+        ([(1, 1, 5, LAUNCH, 0, 9), (2, 2, 5, LAUNCH, 10, 19)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, DRIVER, 3, 6)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, DRIVER, 0, 9)], []),
+        ([(1, 1, 5, LAUNCH, 4, 4), (1, 1, 5, DRIVER, 4, 4)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, DRIVER, 1, 3), (1, 1, 5, DRIVER, 4, 6)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, DRIVER, 1, 3), (1, 1, 5, LAUNCH, 10, 11)], [(1, 5)]),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, RECORD, 10, 19)], []),
+        ([(1, 1, 5, LAUNCH, 0, 9), (1, 1, 5, "cudaMemcpyAsync", 10, 19), (1, 1, 5, LAUNCH, 20, 29)], [(1, 5)]),
+        ([(1, 1, 5, None, 0, 9), (1, 1, 5, None, 10, 19)], []),
+        ([(1, 1, None, LAUNCH, 0, 9), (1, 1, None, LAUNCH, 10, 19)], []),
+        ([(1, 1, 0, LAUNCH, 0, 9), (1, 1, 2**62, LAUNCH, 10, 19), (1, 1, 2**62, LAUNCH, 20, 29)], [(1, 2**62)]),
+        ([(p, 1, 5, LAUNCH, 10 * n, 10 * n + 1) for p in (3, 1) for n in range(4)], [(1, 5), (3, 5)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [0, 40], ids=["alone", "beside others"])
+def test_ids_of_several_launches(rows, expected, beside):
+    """A driver call inside a runtime call is one launch; two launches after each other or on two threads are not."""
+    others = [(7, 7, 1_000 + number, LAUNCH, number, number + 1) for number in range(beside)]
+    calls = call_frame(*rows, *others)
+    found = shared_ids(calls)
+    assert found.values.tolist() == [list(pair) for pair in expected]
+    ops = frame(*((row[0], row[2]) for row in (*rows, *others)), (9, 5), (1, None))
+    told, n_ambiguous = without_shared_ids(ops, found)
+    is_ambiguous = [(row[0], row[2]) in expected for row in (*rows, *others)] + [False, False]
+    assert n_ambiguous == sum(is_ambiguous)
+    lost = told["correlation_id"].isna() & ~ops["correlation_id"].isna()
+    assert lost.tolist() == is_ambiguous
+    assert not find_launches(told, calls).is_known[is_ambiguous].any()

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from cptrace.intervals import BoolArray
 from cptrace.sources.column_buffers import IntColumn
+from cptrace.sources.kineto_misfits import DEVICE_CATEGORIES, NO_WORK_PHASES, Misfits, may_be_work
 from cptrace.sources.kineto_text import UNREADABLE, as_utf8
 from cptrace.sources.kineto_times import parse_spans
 
@@ -72,19 +73,8 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class _Misfit(msgspec.Struct, gc=False):
-    """What is read of an object that is no `Event`, because something in it is of another type than it should be."""
-
-    ph: Any = None
-    cat: Any = None
-    ts: msgspec.Raw = msgspec.Raw(b"")
-    dur: msgspec.Raw = msgspec.Raw(b"")
-    args: Any = None
-
-
 _NO_ARGS: Final = Args()
 _EVENT: Final = msgspec.json.Decoder(Event)
-_MISFIT: Final = msgspec.json.Decoder(_Misfit)
 _EVENTS: Final = msgspec.json.Decoder(list[Event])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -108,7 +98,7 @@ class Kind:
 
 DEVICE: Final = Kind(
     "device",
-    ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_graph"),
+    DEVICE_CATEGORIES,
     (
         "device",
         "context",
@@ -159,15 +149,9 @@ _LEFT_OUT: Final = frozenset(
 # A trace has several cpu_ops per kernel, and each would cost 1 us and 50 bytes. As ranges only those are needed that
 # name a step, as in old traces, or a collective; `aten::broadcast_to` and its like are none.
 _OPERATORS: Final = frozenset(("cpu_op", "operator"))
-_DEVICE_CATEGORIES: Final = frozenset(DEVICE.categories)
-# Phases of flows, metadata, marks, counters and snapshots: whatever their category says, they are no device work.
-_NO_WORK_PHASES: Final = frozenset("stfMiIRCPNODcVv()")
 _TELLING_OPERATOR: Final = re.compile(r"(?i)(?:step|iter|profilerstep)|_?c10d|nccl|rccl|gloo")
 _INTEGER: Final = re.compile(r"(?:stream )?(?:(-?\d+)|0[xX]([0-9a-fA-F]+))")
 _INT64: Final = np.iinfo(np.int64)
-_ZERO: Final = b"0"
-LATEST_NS: Final = 2**62
-"""146 years: times count from 1970 at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,39 +168,6 @@ class EventColumns:
     is_timed: BoolArray
     ints: dict[str, IntColumn]
     texts: dict[str, pa.DictionaryArray]
-
-
-@dataclass(slots=True)
-class Misfits:
-    """Items among the events that could not be understood.
-
-    Attributes:
-        n_others: How many are certainly no device work.
-        n_works: How many are device work, or may be.
-        n_timed: How many of these have a duration.
-        duration_ns: Sum of their durations in ns.
-    """
-
-    n_others: int = 0
-    n_works: int = 0
-    n_timed: int = 0
-    duration_ns: int = 0
-
-    def add(self, event: Event | _Misfit) -> None:
-        """Count an event that may be device work."""
-        spans = parse_spans([_ZERO], [event.dur])
-        duration_ns = int(spans.end_ns[0])
-        is_timed = bool(spans.is_valid[0]) and 0 <= duration_ns <= LATEST_NS
-        self.n_works += 1
-        self.n_timed += is_timed
-        self.duration_ns += duration_ns if is_timed else 0
-
-    def join(self, other: Misfits) -> None:
-        """Count those of another run too."""
-        self.n_others += other.n_others
-        self.n_works += other.n_works
-        self.n_timed += other.n_timed
-        self.duration_ns += other.duration_ns
 
 
 def decode_events(run: bytes) -> tuple[list[Event], Misfits] | None:
@@ -245,32 +196,8 @@ def _decode_alone(item: msgspec.Raw, misfits: Misfits) -> Event | None:
         return _EVENT.decode(text)
     except UNREADABLE:
         pass
-    try:
-        misfit = _MISFIT.decode(text)
-    except UNREADABLE:  # no object: nothing that any version writes for device work
-        misfits.n_others += 1
-        return None
-    names_device = isinstance(misfit.args, dict) and not misfit.args.keys().isdisjoint(("device", "stream"))
-    if _may_be_work(misfit.ph, misfit.cat, names_device=names_device):
-        misfits.add(misfit)
-    else:
-        misfits.n_others += 1
+    misfits.add_item(text)
     return None
-
-
-def _may_be_work(phase: Any, category: Any, *, names_device: bool) -> bool:
-    """Return whether an event that does not fit any table may all the same be device work.
-
-    Args:
-        phase: Its phase, of any type.
-        category: Its category, of any type.
-        names_device: Whether its arguments name a device or a stream.
-    """
-    if isinstance(phase, str) and phase in _NO_WORK_PHASES:
-        return False
-    if isinstance(category, str) and category:
-        return category.lower() in _DEVICE_CATEGORIES
-    return names_device or (category is not None and category != "")
 
 
 @dataclass(slots=True)
@@ -303,10 +230,12 @@ class EventTables:
                 by_category.setdefault(event.cat or "", []).append(event)
             elif event.ph == "M" and event.args is not None and event.args.labels == "CPU":
                 self.host_pids |= {pid for pid in (as_integer(event.pid),) if pid is not None}
-            elif event.ph not in _NO_WORK_PHASES and _may_be_work(
+            elif event.ph not in NO_WORK_PHASES and may_be_work(
                 event.ph, event.cat, names_device=_names_device(event)
             ):
-                self.misfits.add(event)  # such as half of a pair of begin and end, which no version writes
+                self.misfits.add_work(
+                    event.dur
+                )  # such as half of a pair of begin and end, which no version writes
         for category, members in by_category.items():
             self._add_category(category.lower(), members)
 
@@ -321,7 +250,7 @@ class EventTables:
     def _add_category(self, category: str, events: list[Event]) -> None:
         if not category:
             for event in filter(_names_device, events):
-                self.misfits.add(event)
+                self.misfits.add_work(event.dur)
             events = [event for event in events if not _names_device(event)]
         kind = _KIND_OF.get(category)
         if category in _OPERATORS:
@@ -346,7 +275,7 @@ def _columns(kind: Kind, category: str, events: Sequence[Event]) -> EventColumns
     spans = parse_spans([event.ts for event in events], [event.dur for event in events])
     # Where a start is missing, the duration alone still says how much time is lost with the event.
     if len(untimed := np.flatnonzero(~spans.is_valid)):
-        alone = parse_spans([_ZERO] * len(untimed), [events[row].dur for row in untimed.tolist()])
+        alone = parse_spans([b"0"] * len(untimed), [events[row].dur for row in untimed.tolist()])
         spans.end_ns[untimed] = np.where(alone.is_valid, alone.end_ns, -1)
     ints = {
         "start_ns": IntColumn(spans.start_ns, None),

@@ -15,7 +15,9 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
 from cptrace.sources.column_buffers import IntColumn
 from cptrace.sources.columns import category, nullable
-from cptrace.sources.kineto_events import LATEST_NS, EventColumns, Misfits
+from cptrace.sources.kineto_events import EventColumns
+from cptrace.sources.kineto_misfits import Misfits
+from cptrace.sources.kineto_times import LATEST_NS
 from cptrace.trace import Note
 from cptrace.units import format_ns
 

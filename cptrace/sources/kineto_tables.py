@@ -11,8 +11,10 @@ import pandas as pd
 
 from cptrace import schema
 from cptrace.labels import CPU_EMULATED, CUDA
+from cptrace.launches import shared_ids
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
+from cptrace.sources.doubts import forget_ambiguous_launches
 from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_ops import make_ops, owners
@@ -63,13 +65,15 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
     records = RawEvents(info.path, "event records", tables.finish(RECORDS))  # their times mean nothing
     pid = _main_pid(tables, calls, ranges)
     ops, ranks = make_ops(works, calls, pid, info, notes)
+    api_calls = _api_calls(calls, pid)
+    ops = forget_ambiguous_launches(ops, shared_ids(api_calls), notes)
     missing = tuple(
         category for category in _EXPECTED if category not in _categories(works, calls, syncs, ranges)
     )
     return Trace(
         _meta(name, info, ops, missing, notes),
         ops=ops,
-        api_calls=_api_calls(calls, pid),
+        api_calls=api_calls,
         syncs=make_syncs(syncs, partial(owners, ops, main_pid=pid)),
         event_records=make_event_records(records, syncs, partial(owners, ops, main_pid=pid)),
         ranges=_ranges(ranges, pid),

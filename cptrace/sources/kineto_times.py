@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Text: TypeAlias = "bytes | msgspec.Raw"
 
+LATEST_NS: Final = 2**62
+"""146 years: times count from 1970 at most."""
+
 _NS_PER_US: Final = 1000
 _MAX_WHOLE_DIGITS: Final = 16
 # Two of them, in ns, add up within 64 bits; what is larger goes the slow way, which checks.

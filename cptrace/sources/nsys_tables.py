@@ -12,8 +12,10 @@ import pandas as pd
 
 from cptrace import schema
 from cptrace.labels import CPU_EMULATED
+from cptrace.launches import shared_ids
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
+from cptrace.sources.doubts import forget_ambiguous_launches
 from cptrace.sources.nsys_meta import FileInfo, make_meta, read_info
 from cptrace.sources.nsys_ops import OP_TABLES, assign_ranks, make_ops
 from cptrace.sources.nsys_ranges import PROCESS_MASK, make_ranges
@@ -54,9 +56,12 @@ def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) ->
     with ThreadPoolExecutor(len(_HOST_TABLES)) as pool:  # each as soon as it is read, beside the others
         jobs = {table.name: pool.submit(make, table, name, maker) for table, name, maker in _HOST_TABLES}
         samples, allocations = pool.submit(read_samples, file), pool.submit(read_allocations, file)
+        shared_job = pool.submit(lambda: shared_ids(jobs[schema.API_CALLS.name].result()[0]))
         works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
         ops, ranks, notes = make_ops(works, info, options)
         hosts = {name: job.result() for name, job in jobs.items()}
+        shared = shared_job.result()
+    ops = forget_ambiguous_launches(ops, shared, notes)
     missing = tuple(table for table in EXPECTED_TABLES if not file.has_rows(table))
     meta = make_meta(file, info, missing, [*notes, *(note for _, some in hosts.values() for note in some)])
     frames = {name: frame for name, (frame, _) in hosts.items()}

@@ -17,7 +17,8 @@ from cptrace.errors import TraceError
 from cptrace.launches import find_launches
 from cptrace.requests import ReadOptions
 from cptrace.sources import kineto_text, read_trace, start_reading
-from cptrace.sources.kineto_events import Misfits, as_integer, decode_events
+from cptrace.sources.kineto_events import as_integer, decode_events
+from cptrace.sources.kineto_misfits import Misfits
 from cptrace.sources.kineto_text import event_runs, read_document
 from tests.support.command_line import cptrace as run
 from tests.support.shared_traces import ROOT
@@ -248,8 +249,8 @@ class TestDeviceWork:
             trace.kernel("k", number, number + 1, stream=stream)
         assert read(trace, tmp_path).ops["stream"].tolist() == [2, 0, 1]
 
-    def test_repeated_correlation_ids_go_with_the_first_call(self, tmp_path):
-        trace = TinyTrace().call("cudaGraphLaunch", 50, 60, 5).call("cuLaunchKernel", 10, 20, 5)
+    def test_work_of_a_runtime_call_and_the_driver_call_in_it_goes_with_the_first(self, tmp_path):
+        trace = TinyTrace().call("cuLaunchKernel", 12, 20, 5).call("cudaGraphLaunch", 10, 20, 5)
         for start in (100, 200, 300):
             trace.kernel("k", start, start + 10, correlation=5)
         found = read(trace, tmp_path)
