@@ -13,7 +13,7 @@ from cptrace import intervals
 from cptrace.classify import is_attention
 from cptrace.findings.case import Case
 from cptrace.groups import number_groups
-from cptrace.intervals import BoolArray, Int64Array
+from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 
 Float64Array = npt.NDArray[np.float64]
@@ -52,6 +52,8 @@ class RankSpeeds:
         n_attention: Number of attention ops, int64 of shape (R,).
         transfer: Duration of the same transfers once all had arrived, float64 of shape (R,).
         beside_attention: As `compute`, of all kernels but attention: the same on all ranks where attention is not.
+        compared: Which of these were measured, for want of the same ops on all ranks the others are 1: of `compute`,
+            `transfer` and `beside_attention`.
     """
 
     ranks: tuple[int, ...]
@@ -60,6 +62,7 @@ class RankSpeeds:
     n_attention: Int64Array
     transfer: Float64Array
     beside_attention: Float64Array
+    compared: frozenset[str]
 
     def outlier(self, ratios: Float64Array, threshold: float) -> int | None:
         """Return the position of the one rank whose ratio is above a threshold while all others are alike."""
@@ -91,28 +94,57 @@ def find_speeds(case: Case) -> RankSpeeds:
     return case.remembered("speeds", _find_speeds)
 
 
+def waiting_of(case: Case, rank: int) -> tuple[int | None, int]:
+    """Return which other rank one waits for most, and for how long it waits exposed, in ns, in the time looked at.
+
+    Args:
+        case: Case.
+        rank: Any rank of the trace, also one that is not looked at.
+    """
+    found = case.remembered("all_waits", _find_waits)
+    windows = [window.pieces for window in case.scope.windows.values() if len(window.pieces.start_ns)]
+    if isinstance(found, NotApplicable) or not windows:
+        return None, 0
+    rows, late, until = found
+    first, last = min(int(p.start_ns[0]) for p in windows), max(int(p.end_ns[-1]) for p in windows)
+    mine = (case.rank[rows] == rank) & (case.start_ns[rows] >= first) & (case.start_ns[rows] < last)
+    if not mine.any():
+        return None, 0
+    start, until, late = case.start_ns[rows[mine]], until[mine], late[mine]
+    computes = np.flatnonzero(case.is_compute & (case.rank == rank))
+    busy = intervals.union(Intervals(case.start_ns[computes], case.end_ns[computes]))
+    parts = intervals.subtract(intervals.union(Intervals(start, until)), busy)
+    by_rank = np.bincount(case.rank[late], weights=(until - start).astype(np.float64))
+    return int(np.argmax(by_rank)), intervals.total_ns(parts)
+
+
 def _find_peer_waits(case: Case) -> PeerWaits | NotApplicable:
-    arrivals = case.scope.arrivals
-    if isinstance(arrivals, NotApplicable):
-        return arrivals
-    start = case.start_ns
-    order = np.argsort(start[arrivals.partner], kind="stable")
-    late = np.full(len(case.ops), -1, np.int64)
-    late[arrivals.partner_op[order]] = arrivals.partner[order]  # the latest is written last
-    last_ns = np.minimum(arrivals.last_ns, case.end_ns[arrivals.rows])
-    is_early = (
-        arrivals.is_matched
-        & (late[arrivals.rows] >= 0)
-        & (last_ns > start[arrivals.rows])
-        & case.scope.is_inside[arrivals.rows]
-    )
-    rows = arrivals.rows[is_early]
+    found = case.remembered("all_waits", _find_waits)
+    if isinstance(found, NotApplicable):
+        return found
+    rows, late, until = (part[case.scope.is_inside[found[0]]] for part in found)
     exposed = np.zeros(len(rows), np.int64)
     for rank in case.scope.ranks:
         mine = np.flatnonzero(case.rank[rows] == rank)
         free = case.scope.without_compute(rank)
-        exposed[mine] = intervals.covered_ns(free, start[rows[mine]], last_ns[is_early][mine])
-    return PeerWaits(rows, late[rows], exposed, last_ns[is_early])
+        exposed[mine] = intervals.covered_ns(free, case.start_ns[rows[mine]], until[mine])
+    return PeerWaits(rows, late, exposed, until)
+
+
+def _find_waits(case: Case) -> tuple[Int64Array, Int64Array, Int64Array] | NotApplicable:
+    """Return the ops of all ranks that wait, the participant that each waits for, and until when in ns."""
+    arrivals = case.scope.arrivals
+    if isinstance(arrivals, NotApplicable):
+        return arrivals
+    start = case.start_ns
+    # The latest is written last; of several the lowest rank, as in the analysis of who waited for whom.
+    order = np.lexsort((-case.rank[arrivals.partner], start[arrivals.partner]))
+    late = np.full(len(case.ops), -1, np.int64)
+    late[arrivals.partner_op[order]] = arrivals.partner[order]
+    last_ns = np.minimum(arrivals.last_ns, case.end_ns[arrivals.rows])
+    is_early = arrivals.is_matched & (late[arrivals.rows] >= 0) & (last_ns > start[arrivals.rows])
+    rows = arrivals.rows[is_early]
+    return rows, late[rows], last_ns[is_early]
 
 
 def _find_speeds(case: Case) -> RankSpeeds:
@@ -122,19 +154,32 @@ def _find_speeds(case: Case) -> RankSpeeds:
     duration = case.end_ns - case.start_ns
     totals = np.array([duration[attention & (case.rank == rank)].sum() for rank in ranks], np.float64)
     counts = np.array([np.count_nonzero(attention & (case.rank == rank)) for rank in ranks], np.int64)
-    is_transfer = case.is_comm & case.scope.is_inside
+    found = {
+        "compute": _ratios(case, is_compute, duration),
+        "transfer": _ratios(case, _is_transfer(case) & case.scope.is_inside, case.recording.duration_ns),
+        "beside_attention": _ratios(case, is_compute & ~is_attention(case.ops), duration),
+    }
+    as_usual = np.ones(len(ranks))
     return RankSpeeds(
         ranks=ranks,
-        compute=_ratios(case, is_compute, duration),
         attention=totals / max(_lower_median(totals), 1.0),
         n_attention=counts,
-        transfer=_ratios(case, is_transfer, case.recording.duration_ns),
-        beside_attention=_ratios(case, is_compute & ~is_attention(case.ops), duration),
+        compared=frozenset(name for name, ratios in found.items() if ratios is not None),
+        **{name: as_usual if ratios is None else ratios for name, ratios in found.items()},
     )
 
 
-def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Array:
-    """Return how long each rank takes for the same ops, as a ratio to the lower median of the ranks.
+def _is_transfer(case: Case) -> BoolArray:
+    """Return which ops are known to be transfer from some instant on: without their peers they may be all waiting."""
+    which = np.zeros(len(case.ops), bool)
+    arrivals = case.scope.arrivals
+    if not isinstance(arrivals, NotApplicable):
+        which[arrivals.rows[arrivals.is_matched]] = True
+    return which
+
+
+def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Array | None:
+    """Return how long each rank takes for the same ops, as a ratio to the lower median of the ranks; None without any.
 
     Ops are the same if they have the same name and place (kind, pass and hop); kinds count by the time they take.
     """
@@ -153,8 +198,8 @@ def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Arr
         .reindex(columns=list(case.scope.ranks))
     )
     medians = medians.dropna()
-    if medians.empty:
-        return np.ones(len(case.scope.ranks))
+    if medians.empty or len(case.scope.ranks) < 2:
+        return None
     usual = np.sort(medians.to_numpy(), axis=1)[:, (len(case.scope.ranks) - 1) // 2]
     weight = frame.groupby("sort")["duration"].sum().reindex(medians.index).to_numpy() + 1.0
     ratio = np.maximum(medians.to_numpy(), 1.0) / np.maximum(usual, 1.0)[:, None]
