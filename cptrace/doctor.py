@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from cptrace.capture.launcher import module_command
 from cptrace.capture.nsys_capture import nvtx_version
-from cptrace.capture.nsys_command import ask, find_nsys, lost_ranges, nsys_command
+from cptrace.capture.nsys_command import NoNsys, ask, find_nsys, lost_ranges, nsys_command
 from cptrace.errors import CptraceError
 from cptrace.labels import CPU_EMULATED, DOMAIN
 
@@ -144,9 +144,8 @@ def _nsys(_facts: Facts) -> Finding:
     """Try the whole way on a tiny report: record, import, export."""
     cost = "no --profiler nsys, and .nsys-rep files cannot be read; SQLite exports can"
     tool = find_nsys()
-    if tool is None:
-        mend = "install Nsight Systems (developer.nvidia.com/nsight-systems) and put nsys on PATH"
-        return Finding("nsys", MISSING, "not on PATH", cost, mend)
+    if isinstance(tool, NoNsys):
+        return Finding("nsys", BROKEN if tool.is_there else MISSING, tool.reason, cost, tool.mend)
     if (said := _try_export()) is None:
         return Finding("nsys", OK, f"{tool.version}, records, imports and exports")
     mend = "its importer, the folder host-linux-x64, must lie beside its target folder: link it there, or reinstall"
@@ -171,7 +170,7 @@ def _try_export() -> str | None:
 
 def _record(report: Path, program: list[str]) -> str:
     tool = find_nsys()
-    return "" if tool is None else ask(*nsys_command(tool, CPU_EMULATED, report, program))
+    return "" if isinstance(tool, NoNsys) else ask(*nsys_command(tool, CPU_EMULATED, report, program))
 
 
 def _nvtx(_facts: Facts) -> Finding:
@@ -180,8 +179,8 @@ def _nvtx(_facts: Facts) -> Finding:
     version, tool = nvtx_version(), find_nsys()
     if version is None:
         return Finding("nvtx", MISSING, "not installed", cost, "pip install 'nvtx==0.2.11'")
-    if tool is None:
-        return Finding("nvtx", OK, f"{version}; there is no nsys to try it with")
+    if isinstance(tool, NoNsys):
+        return Finding("nvtx", OK, f"{version}; there is no nsys that runs to try it with")
     reason = lost_ranges(version, tool)
     if reason is None and not _has_probe():
         reason = f"nsys {tool.version} did not record a range of nvtx {version}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from cptrace import doctor
-from cptrace.capture.nsys_command import NsysTool
+from cptrace.capture import nsys_command
+from cptrace.capture.nsys_command import NoNsys, NsysTool
 from cptrace.doctor import (
     BROKEN,
     MISSING,
@@ -22,6 +25,7 @@ from cptrace.doctor import (
 )
 
 TOOL = NsysTool("/opt/nsys", "2022.4.2.1", "", False)
+NO_NSYS = NoNsys("nsys is not on PATH", "install it", is_there=False)
 GPU_FACTS = {
     "torch": "2.13.0+cu128",
     "cuda": {"built_for": "12.8", "is_available": True, "devices": ["H100", "H100"]},
@@ -45,7 +49,7 @@ Legend:
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take nsys and nvidia-smi away."""
-    monkeypatch.setattr(doctor, "find_nsys", lambda: None)
+    monkeypatch.setattr(doctor, "find_nsys", lambda: NO_NSYS)
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
 
@@ -148,6 +152,55 @@ def test_links_are_those_between_gpus_alone() -> None:
 def test_one_gpu_and_no_answer_have_no_links() -> None:
     assert describe_links(read_links("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n")) == "one GPU"
     assert read_links("NVIDIA-SMI has failed") == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("exit 3", "ended with code 3 and said nothing"),
+        (
+            "echo libssl.so.3: no such file >&2; exit 127",
+            "ended with code 127 and said 'libssl.so.3: no such file'",
+        ),
+        ("echo NVIDIA", "ended with code 0 and said 'NVIDIA'"),
+        ("kill -SEGV $$", "ended with code -11 and said nothing"),
+        ("sleep 60", "no answer within 0.5 s"),
+        ("trap '' TERM; sleep 60 & sleep 60", "no answer within 0.5 s"),
+    ],
+)
+def test_an_nsys_that_is_there_and_does_not_run_says_what_it_did(
+    script: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "nsys"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert nsys_command._VERSION_ANSWER_S <= 10.0
+    monkeypatch.setattr(nsys_command, "_VERSION_ANSWER_S", 0.5)
+    start = time.monotonic()
+    finding = doctor._nsys({})
+    assert time.monotonic() - start < 30.0, "what it has started is not waited for"
+    assert finding.state == BROKEN
+    assert finding.found.startswith(f"{fake} is on PATH but does not run: ")
+    assert found in finding.found
+    assert finding.cost
+    assert f"{fake} --version" in finding.mend
+    assert doctor._nvtx({}).state in (OK, MISSING)
+
+
+def test_an_nsys_that_cannot_be_started_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "nsys"
+    fake.write_bytes(b"\x7fELF of another machine")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "it cannot be started (Exec format error)" in doctor._nsys({}).found
+
+
+def test_no_nsys_at_all_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = doctor._nsys({})
+    assert (finding.state, finding.found) == (MISSING, "nsys is not on PATH")
+    assert "developer.nvidia.com" in finding.mend
 
 
 @pytest.mark.nsys

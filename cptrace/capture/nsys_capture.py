@@ -18,6 +18,7 @@ from cptrace.capture.launcher import FOLLOWED, RunOutcome, child_command, requir
 from cptrace.capture.nsys_command import (
     FLAGS,
     REPORT_SUFFIX,
+    NoNsys,
     NsysTool,
     find_nsys,
     flags_for,
@@ -128,10 +129,9 @@ def require_nsys(spec: RunSpec, device_kind: str) -> NsysTool:
             " paced, or --profiler recorder"
         )
     tool = find_nsys()
-    if tool is None:
+    if isinstance(tool, NoNsys):
         raise RunError(
-            "--profiler nsys needs Nsight Systems, and nsys is not on PATH or does not run; install it, or use"
-            " --profiler recorder"
+            f"--profiler nsys needs Nsight Systems, and {tool.reason}; {tool.mend}, or use --profiler recorder"
         )
     reason = lost_ranges(nvtx_version(), tool)
     if reason is not None and device_kind == CPU_EMULATED:

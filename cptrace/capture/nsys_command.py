@@ -5,19 +5,23 @@ Source: "CLI Profile Command Switch Options" in the Nsight Systems user guide, a
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from cptrace.capture.marked import end_marked, new_mark
 from cptrace.labels import CPU_EMULATED, CUDA
 
 REPORT_SUFFIX: Final = ".nsys-rep"
 
 _ANSWER_S: Final = 30.0
+_VERSION_ANSWER_S: Final = 10.0  # it only says its version, and a user waits
+_FORCE_S: Final = 1.0
 _GPU_METRICS: Final = "--gpu-metrics-device"
 # From this version of Python's nvtx on, ranges do not reach Nsight Systems up to that version (measured).
 _FIRST_LOST_NVTX: Final = (0, 2, 12)
@@ -97,17 +101,95 @@ class NsysTool:
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def find_nsys() -> NsysTool | None:
-    """Return the `nsys` on PATH, None where there is none that runs."""
+@dataclass(frozen=True, slots=True)
+class NoNsys:
+    """Why there is no `nsys` that runs.
+
+    Attributes:
+        reason: What was found, in a few words.
+        mend: How to mend it.
+        is_there: Whether a program of that name is on PATH.
+    """
+
+    reason: str
+    mend: str
+    is_there: bool
+
+
+def find_nsys() -> NsysTool | NoNsys:
+    """Return the `nsys` on PATH, or why none of it runs."""
     path = shutil.which("nsys")
-    version = re.search(r"version ([\w.-]+)", ask(path, "--version")) if path else None
-    if path is None or version is None:
-        return None
+    if path is None:
+        mend = "install Nsight Systems (developer.nvidia.com/nsight-systems) and put nsys on PATH"
+        return NoNsys("nsys is not on PATH", mend, is_there=False)
+    answer = answer_of(path, "--version", limit_s=_VERSION_ANSWER_S)
+    version = re.search(r"version ([\w.-]+)", answer.said)
+    if version is None:
+        mend = f"{path} --version shows it; install Nsight Systems again, or put another nsys first on PATH"
+        return NoNsys(f"{path} is on PATH but does not run: {_what_it_did(answer)}", mend, is_there=True)
     metrics = ask(path, "profile", f"{_GPU_METRICS}=help")
     has_metrics = (
         re.search(r"(?i)not found|not available|insufficient|error|unrecogni[sz]ed", metrics) is None
     )
     return NsysTool(path, version[1], ask(path, "profile", "--help"), bool(metrics.strip()) and has_metrics)
+
+
+def _what_it_did(answer: Answer) -> str:
+    """Return what a program did that did not say its version."""
+    if answer.failure:
+        return answer.failure
+    lines = [line.strip() for line in answer.said.splitlines() if line.strip()]
+    return f"asked for its version, it ended with code {answer.exit_code}" + (
+        f" and said {lines[-1]!r}" if lines else " and said nothing"
+    )
+
+
+class Answer(NamedTuple):
+    """What a program did that was asked something.
+
+    Attributes:
+        said: What it said, on standard output and error.
+        exit_code: How it ended; None where it did not start or did not answer.
+        failure: Why there is no answer, empty where there is one.
+    """
+
+    said: str
+    exit_code: int | None
+    failure: str = ""
+
+
+def answer_of(*command: str, limit_s: float = _ANSWER_S) -> Answer:
+    """Return what a program does.
+
+    Args:
+        *command: Program and arguments.
+        limit_s: Seconds to wait for it.
+    """
+    mark = new_mark()
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, mark[0]: mark[1]},
+        )
+    except OSError as error:
+        return Answer("", None, f"it cannot be started ({error.strerror})")
+    said = None
+    with child:
+        try:
+            said = "".join(child.communicate(timeout=limit_s))
+        except subprocess.TimeoutExpired:
+            return Answer("", None, f"no answer within {limit_s:g} s")
+        finally:
+            if said is None:
+                # What it has started holds the pipes, and would be waited for.
+                end_marked(mark, _FORCE_S)
+                child.kill()
+    return Answer(said, child.returncode)
 
 
 def ask(*command: str) -> str:
@@ -116,13 +198,7 @@ def ask(*command: str) -> str:
     Args:
         *command: Program and arguments.
     """
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
+    return answer_of(*command).said
 
 
 def flags_for(tool: NsysTool, device_kind: str) -> tuple[Flag, ...]:

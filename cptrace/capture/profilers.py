@@ -13,7 +13,7 @@ from cptrace.capture import kineto_capture, nsys_capture
 from cptrace.capture.launched import find_launched
 from cptrace.capture.launcher import RunOutcome, child_command
 from cptrace.capture.launcher import run as record
-from cptrace.capture.nsys_command import REPORT_SUFFIX, find_nsys, lost_ranges
+from cptrace.capture.nsys_command import REPORT_SUFFIX, NoNsys, find_nsys, lost_ranges
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import UsageError
 from cptrace.labels import CPU_EMULATED, CUDA
@@ -121,7 +121,7 @@ def _choose(device_kind: str) -> Choice:
             RECORDER, f"{launched.by} has started the ranks, and a profiler must be around the launcher"
         )
     tool = find_nsys()
-    reason = "nsys is not on PATH" if tool is None else lost_ranges(nsys_capture.nvtx_version(), tool)
+    reason = tool.reason if isinstance(tool, NoNsys) else lost_ranges(nsys_capture.nvtx_version(), tool)
     if reason is None:
         return Choice(NSYS, "Nsight Systems is here, and records ranges")
     return Choice(KINETO, f"torch's profiler, because Nsight Systems cannot: {reason}")

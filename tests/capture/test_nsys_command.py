@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cptrace.capture import nsys_capture, nsys_command
-from cptrace.capture.nsys_command import FLAGS, NsysTool, find_nsys, flags_for, lost_ranges
+from cptrace.capture.nsys_command import FLAGS, NoNsys, NsysTool, find_nsys, flags_for, lost_ranges
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import RunError, UsageError
 from cptrace.labels import CPU_EMULATED, CUDA
@@ -79,8 +79,9 @@ def test_ranges_are_lost_between_new_packages_and_old_profilers(
 
 
 def test_without_nsys_a_run_under_it_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys_capture, "find_nsys", lambda: None)
-    with pytest.raises(RunError, match="nsys is not on PATH"):
+    lack = NoNsys("nsys is not on PATH", "install it", is_there=False)
+    monkeypatch.setattr(nsys_capture, "find_nsys", lambda: lack)
+    with pytest.raises(RunError, match=r"nsys is not on PATH; install it, or use --profiler recorder"):
         nsys_capture.require_nsys(RunSpec(), CPU_EMULATED)
 
 
@@ -110,7 +111,11 @@ def test_a_program_that_does_not_run_is_no_nsys(tmp_path: Path, monkeypatch: pyt
     fake.write_text("#!/bin/sh\necho broken\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_nsys() is None
+    found = find_nsys()
+    assert isinstance(found, NoNsys)
+    assert found.is_there
+    with pytest.raises(RunError, match=r"is on PATH but does not run: .* said 'broken'"):
+        nsys_capture.require_nsys(RunSpec(), CPU_EMULATED)
 
 
 def test_a_program_that_answers_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +124,5 @@ def test_a_program_that_answers_is_one(tmp_path: Path, monkeypatch: pytest.Monke
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     tool = find_nsys()
-    assert tool is not None
+    assert isinstance(tool, NsysTool)
     assert (tool.version, tool.year_and_number) == ("2024.6.2.225-1", (2024, 6))

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from cptrace.capture import nsys_capture, profilers
-from cptrace.capture.nsys_command import NsysTool
+from cptrace.capture.nsys_command import NoNsys, NsysTool
 from cptrace.capture.profilers import KINETO, NSYS, PROFILERS, RECORDER, choose_profiler
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import UsageError
 from cptrace.labels import CPU_EMULATED, CUDA
 from tests.support.command_line import cptrace
 
+NO_NSYS = NoNsys("nsys is not on PATH", "install it", is_there=False)
 TOOL = NsysTool("/opt/nsys", "2025.5.1", "", False)
 
 
@@ -45,9 +46,9 @@ def test_ranks_of_a_launcher_record_themselves(monkeypatch: pytest.MonkeyPatch) 
     assert "around the launcher" in choice.reason
 
 
-@pytest.mark.parametrize(("tool", "nvtx"), [(None, "0.2.11"), (replace(TOOL, version="2022.4"), "0.2.17")])
+@pytest.mark.parametrize(("tool", "nvtx"), [(NO_NSYS, "0.2.11"), (replace(TOOL, version="2022.4"), "0.2.17")])
 def test_a_gpu_is_recorded_with_torchs_profiler_where_nsys_cannot(
-    tool: NsysTool | None, nvtx: str, monkeypatch: pytest.MonkeyPatch
+    tool: NsysTool | NoNsys, nvtx: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profilers, "find_nsys", lambda: tool)
     monkeypatch.setattr(nsys_capture, "nvtx_version", lambda: nvtx)

@@ -19,7 +19,7 @@ import pytest
 import cptrace
 from cptrace.capture.marked import marked, new_mark, wait_for_end
 from cptrace.capture.nsys_capture import Recorded, nvtx_version, record_into
-from cptrace.capture.nsys_command import find_nsys, lost_ranges
+from cptrace.capture.nsys_command import NsysTool, find_nsys, lost_ranges
 from cptrace.capture.run_spec import RunSpec
 from cptrace.report import Report
 
@@ -52,7 +52,7 @@ def reports(recorded: Recorded) -> tuple[Report, Report]:
 
 def test_the_report_is_one_of_nsys_itself(recorded: Recorded, reports: tuple[Report, Report]) -> None:
     tool = find_nsys()
-    assert tool is not None
+    assert isinstance(tool, NsysTool)
     assert recorded.report.stat().st_size > 0
     (entry,) = reports[0].inputs
     assert entry["tool_version"].startswith(tool.version.partition("-")[0])
@@ -109,7 +109,7 @@ def test_processes_are_those_that_ran(recorded: Recorded) -> None:
 
 def test_the_installed_packages_fit_together() -> None:
     tool = find_nsys()
-    assert tool is not None
+    assert isinstance(tool, NsysTool)
     assert lost_ranges(nvtx_version(), tool) is None
 
 
