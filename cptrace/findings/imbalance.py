@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from cptrace.classify import is_attention
 from cptrace.findings.advice import run_number
-from cptrace.findings.case import Case
+from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import (
     HIGH,
     INFO,
@@ -23,9 +23,11 @@ from cptrace.findings.finding import (
     op_evidence,
 )
 from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
-from cptrace.findings.verdict import gain_of
+from cptrace.findings.verdict import gain_of, without_peers
 from cptrace.intervals import BoolArray
+from cptrace.peers import peers_missing
 from cptrace.replay import Changes
+from cptrace.units import plural
 
 CODE: Final = "imbalance"
 SCHEDULE: Final = "schedule"
@@ -43,14 +45,19 @@ def find(case: Case) -> Sequence[Finding]:
     Args:
         case: Case.
     """
-    gain = gain_of(case, changes)
-    if gain is None:
-        return ()
     speeds, attention, totals = find_speeds(case), _attention(case), _totals(case)
+    if not is_unbalanced(case, speeds):
+        return ()
+    # Without their peers ranks are replayed each alone, and nobody waits for the one with most work.
+    are_met = peers_missing(case.scope.arrivals) is None
+    gain = gain_of(case, changes) if are_met else None
+    if gain is None and (are_met or not _is_worth(case, totals)):
+        return ()
     mean = sum(totals.values()) / len(totals)
     most = max(totals, key=lambda rank: totals[rank])
     least = min(totals, key=lambda rank: totals[rank])
-    is_schedule = _is_contiguous_causal(case)
+    is_schedule, odd_counts = _is_contiguous_causal(case), _odd_counts(case, speeds)
+    looked_at = "all ranks" if len(totals) == len(case.scope.trace.ranks) else "the ranks looked at"
     return [
         Finding(
             code=CODE,
@@ -58,24 +65,25 @@ def find(case: Case) -> Sequence[Finding]:
             # A contiguous ring is unbalanced by choice of the scheme; elsewhere it is a mistake.
             severity=INFO if _is_by_design(case) else WARNING,
             summary=(
-                f"rank {most} computes {totals[most] / max(mean, 1):.2f} times the mean attention time of all ranks,"
+                f"rank {most} computes {totals[most] / max(mean, 1):.2f} times the mean attention time of {looked_at},"
                 f" rank {least} {totals[least] / max(mean, 1):.2f} times"
                 + (
                     ": contiguous chunks under a causal mask give late ranks more keys to look at"
                     if is_schedule
                     else ""
                 )
+                + (f"; {odd_counts}" if odd_counts else "")
             ),
             rank=most,
             value=totals[most] / max(mean, 1) - 1,
             unit="fraction",
-            confidence=HIGH if is_schedule or len(set(speeds.n_attention.tolist())) > 1 else MEDIUM,
+            confidence=without_peers(case, HIGH if is_schedule and not odd_counts else MEDIUM),
             advice=(
                 "Use a layout that gives every rank as much work: zigzag (rank r holds chunks r and 2P-1-r) or striped"
                 " (token-cyclic). Positions and masks must follow the layout."
             ),
-            recoverable_ns=gain.prediction.recoverable_ns,
-            predicted_step_ns=gain.prediction.step_ns,
+            recoverable_ns=gain.prediction.recoverable_ns if gain else None,
+            predicted_step_ns=gain.prediction.step_ns if gain else None,
             evidence=_evidence(case, attention, (most, least)),
         )
     ]
@@ -98,6 +106,27 @@ def changes(case: Case) -> Changes | None:
     return Changes(duration_ns=duration)
 
 
+def _is_worth(case: Case, totals: Mapping[int, int]) -> bool:
+    """Return whether the rank with most attention has enough more than the mean, per step, for a finding."""
+    more_ns = max(totals.values()) - sum(totals.values()) / len(totals)
+    return more_ns > MIN_SHARE * case.step_ns * len(np.unique(case.steps.step))
+
+
+def _odd_counts(case: Case, speeds: RankSpeeds) -> str:
+    """Return what the numbers of attention ops say against a whole trace, for people; empty where they are as usual.
+
+    Each rank has as many, or under a causal mask over contiguous chunks the more the later its chunk is.
+    """
+    counts = speeds.n_attention
+    if len(set(counts.tolist())) == 1 or (_is_contiguous_causal(case) and np.all(np.diff(counts) >= 0)):
+        return ""
+    least, most = (speeds.ranks[place] for place in (int(counts.argmin()), int(counts.argmax())))
+    return (
+        f"rank {most} has {plural(int(counts.max()), 'attention op')} and rank {least} {int(counts.min()):,}, which no"
+        " schedule that is known here explains: some may be missing in the trace"
+    )
+
+
 def _totals(case: Case) -> dict[int, int]:
     """Return the attention time of each rank in ns."""
     attention, duration = _attention(case), case.recording.duration_ns
@@ -114,7 +143,9 @@ def is_unbalanced(case: Case, speeds: RankSpeeds) -> bool:
         case: Case.
         speeds: How the ranks compare.
     """
-    if len(speeds.ranks) < 2 or speeds.attention.max() < SLOWER * speeds.attention.min():
+    if len(speeds.ranks) < 2 or not speeds.n_attention.all():  # a rank without any has nothing to compare
+        return False
+    if speeds.attention.max() < SLOWER * speeds.attention.min():
         return False
     if len(set(speeds.n_attention.tolist())) > 1 or _is_contiguous_causal(case):
         return True
@@ -170,7 +201,8 @@ DIAGNOSIS: Final = Diagnosis(
         " unequal work (a causal mask over contiguous chunks: rank r works on r + 1 of P). Form work: the ranks differ"
         " beyond that.",
         detected="The time of all attention per rank differs by more than a tenth, and it is not that one rank is"
-        " slower at the same ops. The cost is a replay in which every rank has the mean attention time.",
+        " slower at the same ops. The cost is a replay in which every rank has the mean attention time; where the"
+        " communication of the ranks cannot be matched, none is predicted.",
         looks="Attention kernels fill one rank's row and leave gaps in another's, where a nccl kernel waits.",
         fix="zigzag or striped layout; for sequences of unequal length, assign tokens by work and not by count.",
     ),

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.diagnosed import findings, lost_time, report_of, step_before
-from tests.support.simulated_run import step_ns
-from tests.support.simulated_schemes import Ring
+import cptrace
+from cptrace.requests import AnalyzeOptions, ScopeRequest
+from tests.support.diagnosed import findings, lost_time, not_looked_for, report_of, step_before
+from tests.support.simulated_run import Host, step_ns, write
+from tests.support.simulated_schemes import BACKWARD_KERNEL, FORWARD_KERNEL, Ring
 
 SCHEDULE, WORK = ("imbalance", "schedule"), ("imbalance", "work")
 GRADED = (200_000, 400_000, 600_000, 800_000)
@@ -57,3 +59,100 @@ def test_balanced_work_in_any_layout(tmp_path: Path) -> None:
 def test_one_rank_that_is_slower_at_everything_is_a_straggler(tmp_path: Path) -> None:
     report = report_of(Ring(attention_ns=(500_000, 500_000, 500_000, 900_000)).hosts(), tmp_path)
     assert lost_time(report) == {("peer-wait", "straggler")}
+
+
+def without_attention(hosts: list[Host], rank: int, n_kept: int = 0) -> list[Host]:
+    """Take the attention of a rank out of a run, but for its first ops, as where its rows are lost."""
+    is_attention = [call.name in (FORWARD_KERNEL, BACKWARD_KERNEL) for call in hosts[rank].program]
+    places = [place for place, is_one in enumerate(is_attention) if is_one][n_kept:]
+    program = hosts[rank].program
+    hosts[rank].program = [call for place, call in enumerate(program) if place not in places]
+    return hosts
+
+
+UNMATCHED = {
+    "no labels": lambda hosts, folder, **run: report_of(hosts, folder, has_ranges=False, **run),
+    "a rank is absent": lambda hosts, folder, **run: report_of(hosts[:3], folder, **run),
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "confidence"), [({}, WORK, "low"), (CAUSAL, SCHEDULE, "medium")], ids=["work", "schedule"]
+)
+@pytest.mark.parametrize("lack", UNMATCHED)
+def test_what_balance_gives_is_not_told_of_ranks_that_are_not_matched(
+    tmp_path: Path, lack: str, run: dict[str, object], key: tuple[str, str], confidence: str
+) -> None:
+    """
+    rank 0   [0] ? [1] ? [2] ? [3]          who waits for rank 3 is not known: alone, each rank is as fast as it is
+    """
+    report = UNMATCHED[lack](Ring(attention_ns=GRADED).hosts(), tmp_path, **run)
+    assert "peer_wait" in not_looked_for(report)
+    row = findings(report)[key]
+    assert row["rank"] == max(entry["rank"] for entry in report.rows("ranks"))
+    assert (row["predicted_step_ns"], row["recoverable_ns"]) == (None, None)
+    assert row["confidence"] == confidence
+    assert not row["after"]
+
+
+def test_little_that_cannot_be_predicted_is_not_said(tmp_path: Path) -> None:
+    """The rank with most attention has 6 us more than the mean, in a step of more than 1 ms."""
+    ring = Ring(attention_ns=(2_000, 2_500, 3_000, 3_500), transfer_ns=(800_000,))
+    report = report_of(ring.hosts(), tmp_path, has_ranges=False)
+    assert not {code for code, _ in findings(report)} & {"imbalance"}
+
+
+@pytest.mark.parametrize("run", [{}, CAUSAL], ids=["work", "schedule"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_without_any_attention_has_nothing_to_compare(
+    tmp_path: Path, rank: int, run: dict[str, object]
+) -> None:
+    """
+    rank 3      [kv 0]  [kv 1]        its attention is not in the trace: it is not 0.00 times the mean
+    """
+    report = report_of(without_attention(Ring(attention_ns=GRADED).hosts(), rank), tmp_path, **run)
+    assert not {code for code, _ in findings(report)} & {"imbalance"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "n_kept", "run", "key"),
+    [
+        (3, 4, {}, WORK),
+        (0, 4, {}, WORK),
+        (3, 4, CAUSAL, SCHEDULE),
+        (0, 4, {**CAUSAL, "layout": "zigzag"}, WORK),
+    ],
+)
+def test_a_rank_with_fewer_ops_than_its_schedule_has_may_lack_some(
+    tmp_path: Path, rank: int, n_kept: int, run: dict[str, object], key: tuple[str, str]
+) -> None:
+    """
+    others   [0][1][2][3] [0][1][2][3]
+    rank 3   [0][1][2][3]                  where did the rest go? Of contiguous chunks the last has most
+    """
+    row = findings(report_of(without_attention(Ring().hosts(), rank, n_kept), tmp_path, **run))[key]
+    assert row["confidence"] == "medium"
+    assert (
+        f"8 attention ops and rank {rank} 4, which no schedule that is known here explains" in row["summary"]
+    )
+    assert "some may be missing in the trace" in row["summary"]
+
+
+def test_a_schedule_that_skips_what_is_masked_explains_its_counts(tmp_path: Path) -> None:
+    """
+    rank 0   [0]
+    rank 3   [0][1][2][3]       contiguous chunks under a causal mask
+    """
+    row = findings(report_of(Ring(skips_masked=True).hosts(), tmp_path, **{**CAUSAL, "scheme": "ring"}))[
+        SCHEDULE
+    ]
+    assert row["confidence"] == "high"
+    assert "missing" not in row["summary"]
+
+
+def test_the_mean_is_of_the_ranks_that_are_looked_at(tmp_path: Path) -> None:
+    path = write(Ring(attention_ns=GRADED).hosts(), tmp_path / "t.sqlite")
+    row = findings(cptrace.analyze(path, AnalyzeOptions(ScopeRequest(ranks=(1, 2, 3)))))[WORK]
+    assert row["summary"].startswith(
+        "rank 3 computes 1.33 times the mean attention time of the ranks looked at,"
+    )
