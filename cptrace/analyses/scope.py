@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,10 +14,14 @@ from cptrace import intervals
 from cptrace.classify import COMM, COMPUTE, COPY, OTHER, ROLES
 from cptrace.groups import group_rows
 from cptrace.intervals import BoolArray, Int64Array, Intervals
-from cptrace.launches import Launches
+from cptrace.launches import Launches, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
 from cptrace.trace import Trace
+
+# Device work that is a kernel, or hides kernels.
+_KERNEL_KINDS: Final = ("kernel", "graph")
+_KERNEL_LAUNCH: Final = r"(?i)launch.*kernel|^cudaLaunch(?:_v\d+)?$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +123,39 @@ def device_work_missing(trace: Trace, analysis: str) -> NotApplicable | None:
         trace: Trace to analyse.
         analysis: Name of the analysis.
     """
-    if not trace.ops.empty:
-        return None
     missing = tuple(
         table for table in trace.meta.missing_tables if re.search("(?i)kernel|mem(cpy|set)", table)
     )
+    if not trace.ops.empty:
+        n_launches = 0 if _has_kernels(trace.ops["kind"]) else _n_kernel_launches(trace)
+        return _kernels_missing(trace, analysis, n_launches, missing) if n_launches else None
     return NotApplicable(
         analysis,
         f"it needs device work, but {trace.meta.path} has no kernel, copy or memset"
         f" ({', '.join(missing) or 'no such rows'}); record again with: {trace.meta.record_again}"
         " (under WSL and in some containers the GPU's counters are not accessible)",
+        missing,
+    )
+
+
+def _has_kernels(kinds: pd.Series) -> bool:
+    codes = (
+        kinds.cat.codes.to_numpy()
+    )  # every analysis asks, so by code: pandas would look at each row's text
+    wanted = [code for code in kinds.cat.categories.get_indexer(_KERNEL_KINDS).tolist() if code >= 0]
+    return any(bool((codes == code).any()) for code in wanted)
+
+
+def _n_kernel_launches(trace: Trace) -> int:
+    return int(np.count_nonzero(names_match(trace.api_calls["name"], _KERNEL_LAUNCH)))
+
+
+def _kernels_missing(trace: Trace, analysis: str, n_launches: int, missing: tuple[str, ...]) -> NotApplicable:
+    return NotApplicable(
+        analysis,
+        f"it needs kernels, but of {n_launches:,} kernel launches {trace.meta.path} has not one kernel, only"
+        " copies and memsets: what computes and what communicates cannot be told; record again with:"
+        f" {trace.meta.record_again} (where another profiler holds the GPU's counters, kernels get lost)",
         missing,
     )
 
