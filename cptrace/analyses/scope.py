@@ -142,7 +142,9 @@ def _has_kernels(kinds: pd.Series) -> bool:
     codes = (
         kinds.cat.codes.to_numpy()
     )  # every analysis asks, so by code: pandas would look at each row's text
-    wanted = [code for code in kinds.cat.categories.get_indexer(_KERNEL_KINDS).tolist() if code >= 0]
+    wanted = [
+        code for code in kinds.cat.categories.get_indexer(pd.Index(_KERNEL_KINDS)).tolist() if code >= 0
+    ]
     return any(bool((codes == code).any()) for code in wanted)
 
 

@@ -14,7 +14,7 @@ from cptrace.labels import CPU_EMULATED, CUDA
 from cptrace.launches import shared_ids
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
-from cptrace.sources.doubts import forget_ambiguous_launches
+from cptrace.sources.doubts import forget_ambiguous_launches, note_overlaps
 from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_ops import make_ops, owners
@@ -66,6 +66,7 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
     pid = _main_pid(tables, calls, ranges)
     ops, ranks = make_ops(works, calls, pid, info, notes)
     api_calls = _api_calls(calls, pid)
+    note_overlaps(ops, notes)
     ops = forget_ambiguous_launches(ops, shared_ids(api_calls), notes)
     missing = tuple(
         category for category in _EXPECTED if category not in _categories(works, calls, syncs, ranges)

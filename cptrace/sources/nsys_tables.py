@@ -15,7 +15,7 @@ from cptrace.labels import CPU_EMULATED
 from cptrace.launches import shared_ids
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
-from cptrace.sources.doubts import forget_ambiguous_launches
+from cptrace.sources.doubts import forget_ambiguous_launches, note_overlaps
 from cptrace.sources.nsys_meta import FileInfo, make_meta, read_info
 from cptrace.sources.nsys_ops import OP_TABLES, assign_ranks, make_ops
 from cptrace.sources.nsys_ranges import PROCESS_MASK, make_ranges
@@ -59,6 +59,7 @@ def assemble(file: SqliteFile, pending: PendingColumns, options: ReadOptions) ->
         shared_job = pool.submit(lambda: shared_ids(jobs[schema.API_CALLS.name].result()[0]))
         works = [raw for name in OP_TABLES if (raw := take(name)) is not None]
         ops, ranks, notes = make_ops(works, info, options)
+        note_overlaps(ops, notes)
         hosts = {name: job.result() for name, job in jobs.items()}
         shared = shared_job.result()
     ops = forget_ambiguous_launches(ops, shared, notes)
