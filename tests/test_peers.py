@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import cptrace
 from cptrace.analyses import make_scope
+from cptrace.labels import LOCAL_D2D
 from cptrace.peers import Arrivals
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
 from tests.support.diagnosed import findings, not_looked_for
@@ -218,6 +219,20 @@ def test_a_sender_may_be_done_before_its_receiver_comes(
     hop(export, 2, "0,1", 0, 140_000 if one_way else 20_000, 0)
     report = cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL)
     assert ("peer_wait" not in not_looked_for(report)) == is_believed
+
+
+def test_copies_within_one_gpu_need_no_peer_that_copies_too(tmp_path: Path) -> None:
+    """
+    rank 0   [copy from 1)                        rank 1's data are ready, and its clock is the same
+    rank 1                  [copy from 0)
+    """
+    export = TinyExport()
+    for rank, start in ((0, 1_000), (1, 900_000)):
+        export.domain(1, "cptrace", pid=100 + rank)
+        hop(export, rank, str(1 - rank), start, start + 1_000, 0)
+    pids = [{"rank": rank, "pid": 100 + rank, "device": rank} for rank in (0, 1)]
+    export.run(ranks=pids, transport=LOCAL_D2D)
+    assert "peer_wait" not in not_looked_for(cptrace.analyze(export.write(tmp_path / "t.sqlite"), ALL))
 
 
 def test_a_trace_of_the_pytorch_profiler_is_told_what_records_all_ranks() -> None:
