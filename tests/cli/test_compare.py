@@ -11,6 +11,7 @@ from cptrace import api
 from tests.support.command_line import check_refused, cptrace
 from tests.support.reports import account, finding, report_of_steps
 from tests.support.shared_traces import ROOT
+from tests.support.tiny_export import TinyExport
 
 RING = ROOT / "samples/ring-virtual.sqlite"
 SLOW = ROOT / "samples/ring-slow-link-virtual.sqlite"
@@ -35,6 +36,29 @@ def test_refusals():
     check_refused(cptrace("compare", RING, RING, "--allow-different", "nose"), 2, "nose")
     check_refused(cptrace("compare", RING, "missing.sqlite"), 3, "missing.sqlite")
     check_refused(cptrace("compare", RING, RING, "--step-range", "("), 2, "regular expression")
+
+
+def test_a_saved_report_that_contradicts_itself_is_refused_in_one_line(tmp_path):
+    saved = json.loads(cptrace("analyze", RING, "--format", "json").out)
+    saved["ranks"][2]["window_ns"] = -5
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    words = ("contradicts itself", "row 3 of ranks (rank 2)", "window_ns -5", "analyze --format json")
+    check_refused(cptrace("compare", RING, tmp_path / "saved.json"), 4, *words)
+    check_refused(cptrace("compare", tmp_path / "saved.json", RING), 4, *words)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_without_device_work_whatif_and_compare_say_what_analyze_says(is_saved, tmp_path):
+    """A host with ranges and no kernel, as where the GPU's counters are not accessible: the trace itself is sound."""
+    path = TinyExport().range("step 0", 0, 500).write(tmp_path / "host.sqlite")
+    document = json.loads(cptrace("analyze", path, "--format", "json").out)
+    reason = next(row["reason"] for row in document["not_applicable"] if row["analysis"] == "account")
+    (tmp_path / "host.json").write_text(json.dumps(document))
+    compared = tmp_path / "host.json" if is_saved else path
+    check_refused(cptrace("compare", RING, compared), 3, "cannot compare host", reason)
+    check_refused(cptrace("compare", compared, RING), 3, "cannot compare host", reason)
+    for change in (("--fix", "single-buffer"), ("--scale-compute", 2)):
+        check_refused(cptrace("whatif", path, *change), 3, "cannot predict step times", reason)
 
 
 def test_a_condition_that_holds_stops_after_the_output():

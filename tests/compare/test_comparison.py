@@ -8,7 +8,7 @@ import pytest
 
 import cptrace
 from cptrace.comparison import KEYS, METRICS, compare_reports
-from cptrace.errors import SourceError, UsageError
+from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.report import Report
 from cptrace.requests import ScopeRequest, parse_window
 from tests.support.reports import account, finding, input_row, report_of_steps
@@ -186,8 +186,92 @@ def test_other_refusals():
         compare_reports([run_of(1000)])
     with pytest.raises(UsageError, match="not compared by 'colour'"):
         compare_reports([run_of(1), run_of(1)], allow_different=["colour"])
-    with pytest.raises(UsageError, match="no account of any rank"):
+    with pytest.raises(SourceError, match=r"compare empty, which has no account of any rank: .*analyze"):
         compare_reports([run_of(1000), Report((input_row("empty.sqlite"),))])
+
+
+def damaged(report, section, number, **change):
+    """Return a report with a row changed, as a saved one may be."""
+    rows = list(report.rows(section))
+    rows[number] = {**rows[number], **change}
+    return Report(report.inputs, {**report.sections, section: tuple(rows)})
+
+
+def whole_run():
+    work = {
+        "rank": 1,
+        "kind": "send_recv",
+        "role": "comm",
+        "name": "ncclSendRecv",
+        "total_ns": 9,
+        "exposed_ns": 1,
+    }
+    return run_of(
+        1000, 1100, n_ranks=2, collectives=(work,), kernels=(work,), findings=(finding("late-launch"),)
+    )
+
+
+TIMES = [
+    (section, name)
+    for section in ("ranks", "steps", "collectives", "kernels", "findings")
+    for name in whole_run().rows(section)[0]
+    if name.endswith("_ns") and not name.endswith(("start_ns", "end_ns", "recoverable_ns"))
+]
+
+
+@pytest.mark.parametrize(("section", "name"), TIMES)
+@pytest.mark.parametrize("value", [-5, float("inf"), 10**400], ids=["negative", "infinite", "huge"])
+def test_times_that_no_run_has_are_refused_with_their_row(section, name, value):
+    sound = whole_run()
+    number = len(sound.rows(section)) - 1
+    broken = damaged(sound, section, number, **{name: value})
+    for runs in ([sound, broken], [broken, sound]):
+        with pytest.raises(
+            TraceError, match=rf"contradicts itself, row {number + 1} of {section} .*{name} .*analyze"
+        ):
+            compare_reports(runs)
+
+
+@pytest.mark.parametrize("section", ["ranks", "steps"])
+@pytest.mark.parametrize("name", ["comm_share", "exposed_comm_share", "overlap"])
+@pytest.mark.parametrize("value", [-0.25, 1.5, "half"])
+def test_shares_are_between_0_and_1(section, name, value):
+    sound = whole_run()
+    with pytest.raises(TraceError, match=rf"row 1 of {section} .* has {name} {value}"):
+        compare_reports([sound, damaged(sound, section, 0, **{name: value})])
+
+
+SUMMED = ("window_ns", "compute_ns", "comm_ns", "overlapped_comm_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns",
+          "transfer_ns", "peer_wait_ns")  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ["ranks", "steps"])
+@pytest.mark.parametrize("name", SUMMED)
+def test_parts_that_do_not_sum_are_refused_with_their_row(section, name):
+    sound = whole_run()
+    more = sound.rows(section)[-1][name] + 1
+    where = r"\(rank 1\)" if section == "ranks" else r"\(rank 1, step 1, name step 1\)"
+    with pytest.raises(TraceError, match=rf"row . of {section} {where} has"):
+        compare_reports([sound, damaged(sound, section, -1, **{name: more})])
+
+
+@pytest.mark.parametrize(
+    "name", ["comm_share", "exposed_comm_share", "overlap", "peer_wait_ns", "exposed_copy_ns"]
+)
+def test_what_could_not_be_told_contradicts_nothing(name):
+    sound = whole_run()
+    assert compare_reports([sound, damaged(sound, "steps", 0, **{name: None})]).metrics
+
+
+def test_a_trace_may_begin_before_its_zero_and_a_gain_be_a_loss():
+    sound = whole_run()
+    early = damaged(sound, "ranks", 0, window_start_ns=-9, window_end_ns=-1)
+    assert compare_reports([sound, damaged(early, "findings", 0, recoverable_ns=-3)]).metrics
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.sqlite")), ids=lambda path: path.stem)
+def test_no_sample_contradicts_itself(path):
+    assert cptrace.compare([cptrace.analyze(path)] * 2).metrics
 
 
 def test_names_are_short_and_distinct():
