@@ -33,6 +33,8 @@ class Profiler:
         devices: Kinds of device that it can record.
         capture: Runs a spec and writes its report.
         plan: Returns the command that `capture` would run.
+        rest: Says what `capture` does with what that command leaves, and what the command alone lacks; None where it
+            writes the report itself.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Profiler:
     devices: tuple[str, ...]
     capture: Callable[[RunSpec, Path, Progress], RunOutcome]
     plan: Callable[[RunSpec, Path, str], list[str]]
+    rest: Callable[[Path], str] | None = None
 
 
 def _plan_recorder(spec: RunSpec, output: Path, _device_kind: str) -> list[str]:
@@ -52,8 +55,23 @@ def _plan_nsys(spec: RunSpec, output: Path, device_kind: str) -> list[str]:
     return nsys_capture.command_of(tool, spec, device_kind, output.with_suffix(REPORT_SUFFIX), recorded)
 
 
+def _rest_of_nsys(output: Path) -> str:
+    original = output.with_suffix(REPORT_SUFFIX)
+    return (
+        f"cptrace then exports {original} to {output} and adds the run's description, with its clock, to that; the"
+        " command alone leaves a report that has neither the description of the run nor its exact clock"
+    )
+
+
 def _plan_kineto(spec: RunSpec, output: Path, _device_kind: str) -> list[str]:
     return kineto_capture.command_of(spec, output)
+
+
+def _rest_of_kineto(output: Path) -> str:
+    return (
+        f"cptrace then makes {output} of the rank*.json that torch's profiler leaves beside it, and adds how it was"
+        " recorded; the command alone leaves the run's own record there"
+    )
 
 
 RECORDER: Final = Profiler(
@@ -69,6 +87,7 @@ NSYS: Final = Profiler(
     (CPU_EMULATED, CUDA),
     nsys_capture.capture,
     _plan_nsys,
+    _rest_of_nsys,
 )
 KINETO: Final = Profiler(
     kineto_capture.NAME,
@@ -76,6 +95,7 @@ KINETO: Final = Profiler(
     (CUDA,),
     kineto_capture.capture,
     _plan_kineto,
+    _rest_of_kineto,
 )
 PROFILERS: Final[tuple[Profiler, ...]] = (RECORDER, NSYS, KINETO)
 NAMES: Final = (AUTO, *(profiler.name for profiler in PROFILERS))
@@ -137,4 +157,5 @@ def describe_plan(choice: Choice, spec: RunSpec, output: Path, device_kind: str)
         device_kind: `cuda` or `cpu-emulated`.
     """
     command = shlex.join(choice.profiler.plan(spec, output, device_kind))
-    return f"# profiler {choice.profiler.name}: {choice.reason}\n{command}"
+    rest = "" if choice.profiler.rest is None else f"\n# {choice.profiler.rest(output)}"
+    return f"# profiler {choice.profiler.name}: {choice.reason}\n{command}{rest}"

@@ -11,7 +11,16 @@ import pytest
 
 from cptrace.capture import nsys_capture, profilers
 from cptrace.capture.nsys_command import NoNsys, NsysTool
-from cptrace.capture.profilers import KINETO, NSYS, PROFILERS, RECORDER, choose_profiler
+from cptrace.capture.profilers import (
+    KINETO,
+    NSYS,
+    PROFILERS,
+    RECORDER,
+    Choice,
+    Profiler,
+    choose_profiler,
+    describe_plan,
+)
 from cptrace.capture.run_spec import RunSpec
 from cptrace.errors import UsageError
 from cptrace.labels import CPU_EMULATED, CUDA
@@ -93,3 +102,33 @@ def test_a_dry_run_of_nsys_prints_its_whole_command(tmp_path: Path, monkeypatch:
     assert words[:3] == ["/opt/nsys", "profile", "--trace=nvtx"]
     assert "--output=my" in words
     assert json.loads(words[words.index("--spec") + 1])["scheme"] == "ring"
+
+
+@pytest.mark.parametrize("profiler", PROFILERS, ids=lambda profiler: profiler.name)
+def test_a_plan_is_one_command_and_says_what_pasting_it_leaves_out(
+    profiler: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line but the command is a comment to the shell; a command that writes the report itself needs no more."""
+    monkeypatch.setattr(nsys_capture, "find_nsys", lambda: TOOL)
+    monkeypatch.setattr(nsys_capture, "nvtx_version", lambda: "0.2.11")
+    choice = Choice(profiler, "as asked for")
+    head, command, *rest = describe_plan(
+        choice, RunSpec(), Path("my.sqlite"), profiler.devices[0]
+    ).splitlines()
+    assert head == f"# profiler {profiler.name}: as asked for"
+    assert shlex.split(command, comments=True)
+    assert len(rest) == (0 if profiler is RECORDER else 1)
+    for line in rest:
+        assert line.startswith("# cptrace then ")
+        assert "my.sqlite" in line
+        assert "the command alone leaves " in line
+
+
+def test_a_plan_of_nsys_names_its_report_and_what_that_lacks() -> None:
+    assert NSYS.rest is not None
+    said = NSYS.rest(Path("runs/my.sqlite"))
+    for words in (
+        "exports runs/my.nsys-rep to runs/my.sqlite",
+        "neither the description of the run nor its exact clock",
+    ):
+        assert words in said
