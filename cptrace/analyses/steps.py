@@ -28,6 +28,11 @@ DEFAULT_PATTERN: Final = re.compile(
 _CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
 _MAX_EXAMPLES: Final = 5
 _MAX_NAMED: Final = 3
+_NVTX_RANGE, _USER_ANNOTATION = "NVTX range", "user annotation"
+_MARKING: Final = {
+    _NVTX_RANGE: "torch.cuda.nvtx.range_push('step 0'), or prof.step() under the PyTorch profiler",
+    _USER_ANNOTATION: "prof.step(), or torch.profiler.record_function('step 0')",
+}
 _RANGE_TABLES: Final = ("NVTX_EVENTS", "user_annotation")
 
 
@@ -73,13 +78,13 @@ def find_step_ranges(trace: Trace, pattern: re.Pattern[str] | None = None) -> pd
     if trace.ranges.empty:
         if pattern is not None:
             raise UsageError(
-                f"--step-range {pattern.pattern!r}: {trace.meta.path} has no NVTX ranges; record with:"
+                f"--step-range {pattern.pattern!r}: {trace.meta.path} has no {_noun(trace)}s; record with:"
                 f" {trace.meta.record_again}"
             )
         return NotApplicable(
             "steps",
-            "the trace has no NVTX ranges; mark steps with torch.cuda.nvtx.range_push('step 0'), or prof.step() under"
-            f" the PyTorch profiler, and record with: {trace.meta.record_again}",
+            f"the trace has no {_noun(trace)}s; mark steps with {_MARKING[_noun(trace)]}, and record with:"
+            f" {trace.meta.record_again}",
             tuple(table for table in trace.meta.missing_tables if table in _RANGE_TABLES),
         )
     ranges = closed_ranges(trace.ranges[_is_step(trace.ranges["name"], pattern)])
@@ -91,9 +96,14 @@ def find_step_ranges(trace: Trace, pattern: re.Pattern[str] | None = None) -> pd
                 f"--step-range {pattern.pattern!r} matches no range of {trace.meta.path}; {examples}"
             )
         return NotApplicable(
-            "steps", f"no NVTX range is called like a step; name it with --step-range REGEX; {examples}"
+            "steps", f"no {_noun(trace)} is called like a step; name it with --step-range REGEX; {examples}"
         )
     return _outermost(ranges)
+
+
+def _noun(trace: Trace) -> str:
+    """Return what the tool that recorded a trace calls its ranges."""
+    return _USER_ANNOTATION if trace.meta.format == "kineto_json" else _NVTX_RANGE
 
 
 def _is_step(names: pd.Series, pattern: re.Pattern[str] | None) -> npt.NDArray[np.bool_]:

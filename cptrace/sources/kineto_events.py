@@ -135,11 +135,12 @@ RECORDS: Final = Kind("records", ("cuda_event",), ("device", "context", "stream"
 RANGES: Final = Kind("ranges", ("user_annotation", "cpu_op", "operator"), ("payload",), ("domain",))
 KINDS: Final = (DEVICE, CALLS, SYNCS, RECORDS, RANGES)
 
+_DEVICE_ANNOTATION: Final = "gpu_user_annotation"
 _KIND_OF: Final = {category: kind for kind in KINDS for category in kind.categories}
 _LEFT_OUT: Final = frozenset(
     (
         "python_function",
-        "gpu_user_annotation",
+        _DEVICE_ANNOTATION,
         "overhead",
         "trace",
         "external_correlation",
@@ -150,6 +151,7 @@ _LEFT_OUT: Final = frozenset(
 # name a step, as in old traces, or a collective; `aten::broadcast_to` and its like are none.
 _OPERATORS: Final = frozenset(("cpu_op", "operator"))
 _TELLING_OPERATOR: Final = re.compile(r"(?i)(?:step|iter|profilerstep)|_?c10d|nccl|rccl|gloo")
+_LIKE_STEP: Final = re.compile(r"(?i)(?:step|iteration|iter|profilerstep)(?:[^a-z]|$)")
 _INTEGER: Final = re.compile(r"(?:stream )?(?:(-?\d+)|0[xX]([0-9a-fA-F]+))")
 _INT64: Final = np.iinfo(np.int64)
 
@@ -208,11 +210,13 @@ class EventTables:
         host_pids: Processes that the trace labels as the CPU's.
         misfits: Events that could not be understood.
         n_unknown: How many complete events each category had that is not known here.
+        n_device_steps: How many annotations on the device's side are called like a step.
     """
 
     host_pids: set[int] = field(default_factory=set)
     misfits: Misfits = field(default_factory=Misfits)
     n_unknown: Counter[str] = field(default_factory=Counter)
+    n_device_steps: int = 0
     _parts: dict[str, list[EventColumns]] = field(default_factory=dict)
     _is_telling: dict[str, bool] = field(default_factory=dict)
 
@@ -257,6 +261,8 @@ class EventTables:
             events = [event for event in events if self._tells(event.name or "")]
         if kind is not None and events:
             self._parts.setdefault(kind.name, []).append(_columns(kind, category, events))
+        elif category == _DEVICE_ANNOTATION:
+            self.n_device_steps += sum(is_called_like_step(event.name or "") for event in events)
         elif kind is None and events and category not in _LEFT_OUT:
             self.n_unknown[category] += len(events)
 
@@ -316,6 +322,15 @@ def _inferred(values: Sequence[Any]) -> pa.Array | None:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None  # of several types
+
+
+def is_called_like_step(name: str) -> bool:
+    """Return whether an annotation has the name of a step, or nearly so.
+
+    Args:
+        name: Its name.
+    """
+    return _LIKE_STEP.match(name) is not None
 
 
 def as_integer(value: Any) -> int | None:

@@ -15,7 +15,16 @@ from cptrace.launches import shared_ids
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import category, nullable
 from cptrace.sources.doubts import forget_ambiguous_launches, note_overlaps
-from cptrace.sources.kineto_events import CALLS, DEVICE, RANGES, RECORDS, SYNCS, EventTables, Kind
+from cptrace.sources.kineto_events import (
+    CALLS,
+    DEVICE,
+    RANGES,
+    RECORDS,
+    SYNCS,
+    EventTables,
+    Kind,
+    is_called_like_step,
+)
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_ops import make_ops, owners
 from cptrace.sources.kineto_raw import RawEvents, keep_possible, keep_works
@@ -64,6 +73,7 @@ def assemble(name: str, info: FileInfo, tables: EventTables, options: ReadOption
     syncs = take(SYNCS, "synchronisations")
     records = RawEvents(info.path, "event records", tables.finish(RECORDS))  # their times mean nothing
     pid = _main_pid(tables, calls, ranges)
+    _note_device_steps(tables.n_device_steps, ranges, notes)
     ops, ranks = make_ops(works, calls, pid, info, notes)
     api_calls = _api_calls(calls, pid)
     note_overlaps(ops, notes)
@@ -114,6 +124,17 @@ def _notes(tables: EventTables) -> list[Note]:
         text = f"events of categories that are not known were left out: {names}"
         notes.append(Note("unknown-categories", text, tables.n_unknown.total()))
     return notes
+
+
+def _note_device_steps(n_device_steps: int, ranges: RawEvents, notes: list[Note]) -> None:
+    """Say where steps are marked on the device's side alone: work is tied to steps by its launch, on the host's."""
+    _, names = ranges.coded("name")
+    if n_device_steps and not any(is_called_like_step(name) for name in names):
+        text = (
+            "user annotations called like steps are on the device side only (gpu_user_annotation), which ties no launch"
+            f" to them: no step is taken from them; record with: {_RECORD_AGAIN}"
+        )
+        notes.append(Note("device-side-steps", text, n_device_steps))
 
 
 def _categories(*tables: RawEvents) -> set[str]:
