@@ -14,11 +14,25 @@ from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import without_shared_ids
 from cptrace.trace import Note
+from cptrace.units import format_ns
 
 # Clocks of a device and traces in whole microseconds make neighbours overlap by up to this.
 _TOLERANCE_NS: Final = 2_000
 # A whole trace of an H100 has one such pair among 5,299 ops.
 _MAX_STRAY_SHARE: Final = 0.001
+
+
+def lost_time(n_lost: int, n_timed: int, duration_ns: int) -> str:
+    """Return how much device time is lost with work that is left out, for people.
+
+    Args:
+        n_lost: How many ops are left out, at least one.
+        n_timed: How many of them have a duration.
+        duration_ns: Sum of these durations in ns.
+    """
+    if not n_timed:
+        return "how long they took is not known"
+    return f"{'' if n_timed == n_lost else 'at least '}{format_ns(duration_ns)} of device time"
 
 
 def forget_ambiguous_launches(ops: pd.DataFrame, shared: pd.DataFrame, notes: list[Note]) -> pd.DataFrame:

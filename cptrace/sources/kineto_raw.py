@@ -15,11 +15,11 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
 from cptrace.sources.column_buffers import IntColumn
 from cptrace.sources.columns import category, nullable
+from cptrace.sources.doubts import lost_time
 from cptrace.sources.kineto_events import EventColumns
 from cptrace.sources.kineto_misfits import Misfits
 from cptrace.sources.kineto_times import LATEST_NS
 from cptrace.trace import Note
-from cptrace.units import format_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,9 @@ class _Fault(NamedTuple):
     losses: Misfits
 
     def as_note(self, what: str) -> Note:
-        n_works, n_timed = self.losses.n_works, self.losses.n_timed
-        least = "" if n_timed == n_works else "at least "
-        time = (
-            f"{least}{format_ns(self.losses.duration_ns)} of device time"
-            if n_timed
-            else "how long they took is not known"
-        )
-        return Note("dropped-rows", f"{what} that {self.phrase} were left out: {time}", n_works)
+        losses = self.losses
+        lost = lost_time(losses.n_works, losses.n_timed, losses.duration_ns)
+        return Note("dropped-rows", f"{what} that {self.phrase} were left out: {lost}", losses.n_works)
 
 
 def _refusal(raw: RawEvents, n_all: int, faults: Sequence[_Fault]) -> TraceError:

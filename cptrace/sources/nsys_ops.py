@@ -13,6 +13,7 @@ from cptrace.errors import TraceError
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
 from cptrace.sources.columns import all_missing, category, merge_columns, merged_places
+from cptrace.sources.doubts import lost_time
 from cptrace.sources.nsys_meta import FileInfo
 from cptrace.sources.nsys_raw import NO_ID, RawTable
 from cptrace.sources.nsys_sqlite import GRAPH, KERNEL, MEMCPY, MEMSET, OP_COLUMNS
@@ -167,9 +168,21 @@ def _valid_times(
             f" missing, negative, reversed or impossibly late times (the first: {first}); export the report again, or"
             " leave such rows out with --drop-invalid"
         )
-    text = f"{raw.name}: rows with missing ids, or missing, negative or reversed times were left out"
+    lost = _lost_time(is_bad, times)
+    text = f"{raw.name}: rows with missing ids, or missing, negative or reversed times were left out: {lost}"
     notes.append(Note("dropped-rows", text, n_bad))
     return ~is_bad
+
+
+def _lost_time(is_bad: BoolArray, times: dict[str, tuple[Int64Array, BoolArray | None]]) -> str:
+    """Return how much device time the bad rows took, for people."""
+    (start, no_start), (end, no_end) = times["start_ns"], times["end_ns"]
+    is_timed = is_bad & (end >= start) & (end <= _LATEST_NS) & (start >= -_LATEST_NS)
+    for mask in (no_start, no_end):
+        is_timed = is_timed if mask is None else is_timed & ~mask
+    # As Python's integers: durations of a damaged file may add up beyond 64 bits.
+    durations = (end[is_timed] - start[is_timed]).tolist()
+    return lost_time(int(np.count_nonzero(is_bad)), len(durations), sum(durations))
 
 
 def assign_ranks(process: Int64Array, device: Int64Array, info: FileInfo) -> tuple[Int64Array, pd.DataFrame]:
