@@ -163,7 +163,7 @@ class _Fault(NamedTuple):
     def as_note(self, what: str) -> Note:
         losses = self.losses
         lost = lost_time(losses.n_works, losses.n_timed, losses.duration_ns)
-        return Note("dropped-rows", f"{what} that {self.phrase} were left out: {lost}", losses.n_works)
+        return Note("dropped-rows", f"{what} that {self.phrase} ({lost}) were left out", losses.n_works)
 
 
 def _refusal(raw: RawEvents, n_all: int, faults: Sequence[_Fault]) -> TraceError:

@@ -116,7 +116,7 @@ def _meta(
 def _notes(tables: EventTables) -> list[Note]:
     notes = []
     if tables.misfits.n_others:
-        text = "events that are no objects of the expected types were left out; none of them is device work"
+        text = "events that are no objects of the expected types, none of them device work, were left out"
         notes.append(Note("dropped-rows", text, tables.misfits.n_others))
     if tables.n_unknown:
         common = sorted(tables.n_unknown.items(), key=lambda item: (-item[1], item[0]))[:_MAX_UNKNOWN]

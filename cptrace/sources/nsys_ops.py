@@ -169,7 +169,7 @@ def _valid_times(
             " leave such rows out with --drop-invalid"
         )
     lost = _lost_time(is_bad, times)
-    text = f"{raw.name}: rows with missing ids, or missing, negative or reversed times were left out: {lost}"
+    text = f"{raw.name}: rows with missing ids, or missing, negative or reversed times ({lost}) were left out"
     notes.append(Note("dropped-rows", text, n_bad))
     return ~is_bad
 

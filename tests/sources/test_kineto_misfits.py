@@ -65,7 +65,7 @@ def test_device_work_of_wrong_types_is_refused_or_counted(tmp_path, name, style)
     assert found.ops["name"].tolist() == ["good", "good"]
     (note,) = found.meta.notes[:1]
     assert (note.code, note.count) == ("dropped-rows", 1)
-    assert note.text.endswith("were left out: 1.25 us of device time")
+    assert note.text.endswith(" (1.25 us of device time) were left out")
 
 
 @pytest.mark.parametrize("name", NO_WORK)
@@ -97,7 +97,7 @@ def test_lost_device_time_is_said_where_it_is_known(tmp_path, bad, said):
     for fields in bad:
         trace.event(**WORK | fields)
     (note,) = read(trace, tmp_path, drop_invalid=True).meta.notes[:1]
-    assert (note.count, note.text.split(": ")[1]) == (len(bad), said)
+    assert (note.count, note.text.split(" (")[1]) == (len(bad), f"{said}) were left out")
 
 
 def test_every_fault_is_named_and_counted(tmp_path):
@@ -112,12 +112,13 @@ def test_every_fault_is_named_and_counted(tmp_path):
     check_refused(run("analyze", path), 4, str(path), *words, "--drop-invalid")
     notes = read(trace, tmp_path, drop_invalid=True).meta.notes[:3]
     assert [note.count for note in notes] == [2, 1, 1]
-    assert [note.text.split(": ")[1] for note in notes] == [
+    assert [note.text.split(" (")[1].split(")")[0] for note in notes] == [
         "at least 1.25 us of device time", "1.25 us of device time", "2.00 us of device time",
     ]  # fmt: skip
     outcome = run("analyze", path, "--drop-invalid")
-    assert "device events that are on a device with a negative number were left out: 2.00 us" in " ".join(
-        outcome.out.split()
+    assert (
+        "device events that are on a device with a negative number (2.00 us of device time) were left out (1x)"
+        in " ".join(outcome.out.split())
     )
 
 
