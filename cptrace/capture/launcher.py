@@ -136,13 +136,19 @@ def _require_packages() -> None:
             )
 
 
-def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str], None]) -> Mapping[str, Any]:
+def run_child(
+    command: Sequence[str],
+    output: Path,
+    on_progress: Callable[[str], None],
+    variables: Mapping[str, str] | None = None,
+) -> Mapping[str, Any]:
     """Run a command that says what it does as `instrumented.run` does, and return its outcome.
 
     Args:
         command: Program and arguments.
         output: Report that it writes.
         on_progress: Called with a line about what happens now.
+        variables: What its environment has beside ours.
 
     Raises:
         CptraceError: The run could not start or did not finish.
@@ -156,7 +162,7 @@ def run_child(command: Sequence[str], output: Path, on_progress: Callable[[str],
         text=True,
         errors="replace",
         process_group=0,
-        env={**os.environ, mark[0]: mark[1]},
+        env={**os.environ, **(variables or {}), mark[0]: mark[1]},
     )
     with _ended_at_exit(child, mark, output):
         outcome, last_line = _follow(child, on_progress)

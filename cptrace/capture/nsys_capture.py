@@ -32,6 +32,8 @@ from cptrace.sources.nsys_rep import export_report
 
 NAME: Final = "nsys"
 
+# Bytes. The names of sockets begin with it and have at most 107: nsys 2022.4 starts with 86, not with 134 (measured).
+_LONGEST_TEMPORARY: Final = 64
 _VIRTUAL: Final = "virtual"
 _RUN_TABLE: Final = "META_DATA_CAPTURE"
 # Ends nsys, and by that what it runs, when this process dies without doing so.
@@ -93,7 +95,12 @@ def record_into(folder: Path, spec: RunSpec, on_progress: Callable[[str], None])
     )
     command = command_of(tool, spec, device_kind, report, own_record)
     on_progress("starting under nsys")
-    outcome = run_child(_with_parent([*command, *FOLLOWED, "--parent-pid", "0"]), own_record, on_progress)
+    outcome = run_child(
+        _with_parent([*command, *FOLLOWED, "--parent-pid", "0"]),
+        own_record,
+        on_progress,
+        _temporary_files_in(folder / "tmp"),
+    )
     on_progress("nsys export")
     _export(report, export)
     has_ranges = _has_ranges(export)
@@ -191,6 +198,17 @@ def add_run_metadata(export: Path, metadata: Mapping[str, Any]) -> None:
 
 def _with_parent(command: list[str]) -> list[str]:
     return [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *command]
+
+
+def _temporary_files_in(folder: Path) -> dict[str, str]:
+    """Return what makes nsys keep its temporary files in a folder of the run's own, so that they go with that.
+
+    Ended by force, while it still makes a report of minutes of recording that nobody wants, it would leave them.
+    """
+    if len(os.fsencode(folder)) > _LONGEST_TEMPORARY:
+        return {}
+    folder.mkdir()
+    return {"TMPDIR": str(folder)}
 
 
 def _export(report: Path, export: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,9 +113,21 @@ def test_the_installed_packages_fit_together() -> None:
     assert lost_ranges(nvtx_version(), tool) is None
 
 
-def call(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+AS_A_USER = ("-m", "cptrace")
+WITHOUT_GRACE = (
+    "-c",
+    "from cptrace.capture import launcher; launcher._GRACE_S = 0.0; from cptrace.cli.main import main; main()",
+)
+
+
+def call(
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    start: Sequence[str] = AS_A_USER,
+) -> subprocess.Popen[str]:
     """Start `cptrace run --profiler nsys` in a folder."""
-    command = [sys.executable, "-W", "error", "-m", "cptrace", "run", "--profiler", "nsys", *arguments]
+    command = [sys.executable, "-W", "error", *start, "run", "--profiler", "nsys", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -167,15 +179,24 @@ def session_of_another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     assert wait_for_end(mark, 30.0)
 
 
-@pytest.mark.parametrize("moment", ["nsys starts", "ranks run"])
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Return a folder whose path is as short as that of most folders for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_forced"), [("nsys starts", False), ("ranks run", False), ("ranks run", True)]
+)
 def test_an_interrupt_leaves_no_process_and_no_file(
-    moment: str, tmp_path: Path, session_of_another: tuple[str, str]
+    moment: str, is_forced: bool, tmp_path: Path, short_folder: Path, session_of_another: tuple[str, str]
 ) -> None:
-    """Nor an agent, which is in no group and no child of the run's, nor the file that tells it how the run ended."""
+    """Nor an agent, which is in no group and no child of the run's, nor temporary files, even if ended by force."""
     mark = ("CPTRACE_TEST", new_mark()[1])
-    process = call(tmp_path, *SMALL, *LONG, env={**os.environ, mark[0]: mark[1]})
+    env = {**os.environ, mark[0]: mark[1], "TMPDIR": str(short_folder)}
+    process = call(tmp_path, *SMALL, *LONG, env=env, start=WITHOUT_GRACE if is_forced else AS_A_USER)
     wait_until(lambda: any(("nsys" in words[0]) == (moment == "nsys starts") for words in marked_commands()))
-    there = set(marked(mark))
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -183,8 +204,7 @@ def test_an_interrupt_leaves_no_process_and_no_file(
     assert list(tmp_path.iterdir()) == []
     assert wait_for_end(mark, 1.0), "at once, not when the agent has waited for minutes"
     assert len(agents(session_of_another)) == 1
-    told = Path(tempfile.gettempdir()).glob("nsys_termination_status_*")
-    assert not {path.name for path in told} & {f"nsys_termination_status_{pid}" for pid in there}
+    assert list(short_folder.iterdir()) == []
 
 
 def agents(mark: tuple[str, str]) -> list[int]:
