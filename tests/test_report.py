@@ -126,7 +126,7 @@ GOLDEN = {
     "schemes": [
         {
             "path": "tiny.sqlite", "scheme": "unknown", "basis": "pattern", "confidence": "low",
-            "evidence": "no known pattern fits 80% of 1 calls; typically 1 attention + 1 send_recv",
+            "evidence": "no known pattern fits 80 % of 1 calls; typically 1 attention + 1 send_recv",
         },
     ],
     "start_causes": [
@@ -136,10 +136,10 @@ GOLDEN = {
     "findings": [
         {
             "code": "low-coverage", "form": "unclassified", "severity": "warning",
-            "summary": "12.5% of the time runs kernels that no rule knows; they count as compute, and hide"
+            "summary": "12.5 % of the time runs kernels that no rule knows; they count as compute, and hide"
             " communication if they are communication",
             "rank": None, "step": None, "value": 0.125, "unit": "fraction", "recoverable_ns": None,
-            "predicted_step_ns": None, "confidence": "high", "evidence": [],
+            "predicted_step_ns": None, "after": [], "confidence": "high", "evidence": [],
             "advice": "Look at coverage.unclassified for their names. If one of them communicates, overlap and exposed"
             " time are wrong by what it takes.",
         },
@@ -147,8 +147,9 @@ GOLDEN = {
     "not_applicable": [
         {
             "analysis": "peer_wait",
-            "reason": "it needs the communication of at least two ranks on one clock, and this file has that of one; a"
-            " report of a whole node has it (nsys profile around the launcher, not around each rank)",
+            "reason": "it needs the communication of at least two ranks on one clock, and this file has that of one,"
+            " so predictions take the other ranks as recorded and are less sure; a report of a whole node has it (nsys"
+            " profile around the launcher, not around each rank)",
             "missing": [],
         },
         {
@@ -158,9 +159,9 @@ GOLDEN = {
             "missing": [],
         },
         {
-            "analysis": "shared-stream, single-buffer, shared-communicator, required-order",
+            "analysis": "missing-event (race), shared-stream, single-buffer, shared-communicator, required-order",
             "reason": "which order is needed cannot be told, because no context-parallel scheme was recognised: no"
-            " known pattern fits 80% of 1 calls; typically 1 attention + 1 send_recv; mark ops with ranges of the"
+            " known pattern fits 80 % of 1 calls; typically 1 attention + 1 send_recv; mark ops with ranges of the"
             " domain cptrace (cptrace/labels.py) to name it",
             "missing": [],
         },

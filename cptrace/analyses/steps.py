@@ -26,7 +26,7 @@ DEFAULT_PATTERN: Final = re.compile(
 )
 # What any such name begins with: a quick first look at what may be a million distinct names.
 _CANDIDATE: Final = "^(?i:step|iter|profilerstep)"
-_MAX_EXAMPLES: Final = 5
+_MAX_EXAMPLES: Final = 3
 _MAX_NAMED: Final = 3
 _NVTX_RANGE, _USER_ANNOTATION = "NVTX range", "user annotation"
 _MARKING: Final = {

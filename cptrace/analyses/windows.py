@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from cptrace import intervals
-from cptrace.analyses.scope import Window
+from cptrace.analyses.scope import Scope, Window, cut_to_windows
 from cptrace.errors import UsageError
 from cptrace.intervals import Intervals
 from cptrace.outcome import NotApplicable
@@ -49,6 +50,21 @@ def find_windows(
     if request is None and not isinstance(steps, NotApplicable):
         windows |= _unions_of_steps(steps)
     return windows
+
+
+def within_steps(scope: Scope) -> Scope:
+    """Return what to look at without what lies between steps and before them; the same where there are no steps.
+
+    A window that was asked for may hold a warm-up too, and ranks are compared by what they do in steps.
+
+    Args:
+        scope: What to look at.
+    """
+    if isinstance(scope.steps, NotApplicable) or scope.steps.empty:
+        return scope
+    windows = {**scope.windows, **_unions_of_steps(scope.steps)}
+    inside_ns, is_inside = cut_to_windows(scope.trace.ops, windows)
+    return replace(scope, windows=windows, inside_ns=inside_ns, is_inside=is_inside)
 
 
 def _unions_of_steps(steps: pd.DataFrame) -> dict[int, Window]:

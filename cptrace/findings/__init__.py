@@ -129,6 +129,8 @@ def outcomes(case: Case, diagnosis: Diagnosis) -> Sequence[Finding | NotApplicab
 
 def _behind(case: Case, finding: Finding) -> Finding:
     """Return a finding with what hides it, which makes it less sure: it rests on a prediction."""
+    if finding.predicted_step_ns is None:
+        return finding
     for cause in case.causes_to_mend:
         if cause.code == finding.code and cause.form in (None, finding.form) and not cause.is_wrong:
             gain = gain_of(case, cause.changes)

@@ -12,6 +12,7 @@ import pandas as pd
 from cptrace import intervals, labels
 from cptrace.analyses.scope import Scope
 from cptrace.analyses.start_causes import CAUSES, StartCauses, find_start_causes
+from cptrace.analyses.windows import within_steps
 from cptrace.classify import COMM, COMPUTE, ROLES
 from cptrace.dependencies import Dependencies, find_dependencies
 from cptrace.dependencies.unrecorded import with_inferred_syncs
@@ -236,7 +237,7 @@ def make_case(scope: Scope) -> Case:
         scope: What to look at; its trace has device work.
     """
     trace, n_inferred = with_inferred_syncs(scope.trace, scope.launches)
-    scope, ops = replace(scope, trace=trace), trace.ops
+    scope, ops = within_steps(replace(scope, trace=trace)), trace.ops
     dependencies = find_dependencies(trace, scope.launches)
     recognition = recognise(trace, scope.launches)
     recording = make_recording(trace, dependencies, scope.arrivals)

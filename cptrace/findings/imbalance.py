@@ -25,6 +25,7 @@ from cptrace.findings.finding import (
 from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
 from cptrace.findings.verdict import gain_of, without_peers
 from cptrace.intervals import BoolArray
+from cptrace.outcome import NotApplicable
 from cptrace.peers import peers_missing
 from cptrace.replay import Changes
 from cptrace.units import plural
@@ -39,12 +40,17 @@ _WHOLE_SEQUENCE: Final = ("ulysses", "ulysses_chunked", "tp", "single")
 _CONTIGUOUS_SCHEME: Final = "ring"
 
 
-def find(case: Case) -> Sequence[Finding]:
+def find(case: Case) -> Sequence[Finding] | NotApplicable:
     """Return the finding that some ranks have more attention to compute than others.
 
     Args:
         case: Case.
     """
+    if _has_parts_of_steps(case):
+        return NotApplicable(
+            CODE,
+            "ranks are compared by whole steps, and the window holds none; widen it, or leave --window out",
+        )
     speeds, attention, totals = find_speeds(case), _attention(case), _totals(case)
     if not is_unbalanced(case, speeds):
         return ()
@@ -95,7 +101,7 @@ def changes(case: Case) -> Changes | None:
     Args:
         case: Case.
     """
-    if not is_unbalanced(case, find_speeds(case)):
+    if _has_parts_of_steps(case) or not is_unbalanced(case, find_speeds(case)):
         return None
     totals = list(_totals(case).values())
     # The rank with most work sets the pace. With the mean in place of it, each of its ops is that much shorter, and so
@@ -104,6 +110,11 @@ def changes(case: Case) -> Changes | None:
     ratio = sum(totals) / len(totals) / max(*totals, 1)
     duration[attention] = np.rint(duration[attention] * ratio).astype(np.int64)
     return Changes(duration_ns=duration)
+
+
+def _has_parts_of_steps(case: Case) -> bool:
+    """Return whether all that is looked at are steps cut by the window, of which ranks have unequal parts."""
+    return not case.has_steps and bool(len(case.scope.cut_steps))
 
 
 def _is_worth(case: Case, totals: Mapping[int, int]) -> bool:

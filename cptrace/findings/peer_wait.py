@@ -130,11 +130,12 @@ def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     """Return the one rank whose compute is slower than that of all others, for the same ops."""
-    compute = speeds.compute if is_comparable(case, speeds) else speeds.beside_attention
-    worst = speeds.outlier(compute, SLOWER)
+    if not is_comparable(case, speeds):
+        return None
+    worst = speeds.outlier(speeds.compute, SLOWER)
     if worst is None:
         return None
-    rank, ratio = speeds.ranks[worst], float(compute[worst])
+    rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
     duration = case.recording.duration_ns.copy()
     slow = case.is_compute & (case.rank == rank)
     duration[slow] = np.rint(duration[slow] / ratio).astype(np.int64)
@@ -253,7 +254,7 @@ def _speed(case: Case, speeds: RankSpeeds, rank: int) -> str:
         if name not in speeds.compared:
             unknown.append(what)
         else:
-            (slow if ratio >= least else usual).append(f"{what} ({ratio:.2f} times the median rank's)")
+            (slow if ratio >= least else usual).append(f"{what} ({ratio:.2f} x the median)")
     groups = (
         (slow, "are slower than others'"),
         (usual, "are no slower than others'"),

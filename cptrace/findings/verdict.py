@@ -206,8 +206,8 @@ def waits_missing(case: Case, code: str) -> NotApplicable | None:
         return None
     return NotApplicable(
         code,
-        f"{format_fraction(share)} of the waits for events have no record in the trace, so what ops wait for is not"
-        f" known; record with {case.scope.trace.meta.record_waits}",
+        f"{format_fraction(share)} of the waits for events have no record in the trace (low-coverage says how to record"
+        " them)",
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from cptrace import figures, tidy
 from cptrace.comparison import Comparison
 from cptrace.errors import RenderError
 from cptrace.renderers import comparison_text as words
+from cptrace.renderers.drawing import BrowserError, draw
 from cptrace.report import Report, emulation
 
 if TYPE_CHECKING:
@@ -74,23 +76,21 @@ def _draw(charts: Sequence[tuple[str, pd.DataFrame, Any]], image_format: str, no
 
 def _with_browser(figure: Any, options: dict[str, Any]) -> bytes:
     """Return the picture that a browser draws of a figure."""
-    try:
-        import kaleido
-        from choreographer.errors import BrowserClosedError, BrowserFailedError, ChannelClosedError
-    except ImportError as error:
+    if find_spec("kaleido") is None:
         raise RenderError(
-            f"cannot draw a picture: it needs the package kaleido ({error}); pip install 'cptrace[images]'"
-        ) from error
+            "cannot draw a picture: it needs the package kaleido; pip install 'cptrace[images]'"
+        )
     path = find_browser()
     if path is None:
         raise RenderError(f"cannot draw a picture: it needs Chromium or Chrome, which was not found; {_HOW}")
     if shutil.which(path) is None:
         raise RenderError(f"cannot draw a picture: BROWSER_PATH names {path}, which is no program; {_HOW}")
     try:
-        picture: bytes = kaleido.calc_fig_sync(figure, opts=options, kopts={"path": path})
-    except (BrowserFailedError, BrowserClosedError, ChannelClosedError, TimeoutError) as error:
-        raise RenderError(f"cannot draw a picture: the browser {path} does not run; {_HOW}") from error
-    return picture
+        return draw(figure.to_json(), options, path)
+    except BrowserError as error:
+        raise RenderError(
+            f"cannot draw a picture: the browser {path} does not run ({error}); {_HOW}"
+        ) from error
 
 
 def find_browser() -> str | None:

@@ -31,8 +31,8 @@ scheme: not recognised: no known pattern fits 80 % of 1 calls; typically 1
 attention + 1 send_recv
 No finding: none of missing-event, late-launch, queue-order, imbalance, cp-off,
 padding, graph-hidden, low-coverage is there, or none costs a hundredth of the
-step. Could not be looked for (see Could not tell): peer-wait, shared-stream,
-single-buffer, shared-communicator, required-order.
+step. Could not be looked for (see Could not tell): peer-wait, missing-event
+(race), shared-stream, single-buffer, shared-communicator, required-order.
 
 Time of each rank
  rank  window  compute     comm  overlap  exposed comm  copy, other     idle
@@ -76,11 +76,11 @@ Could not tell
  launcher, not around each rank)
  - traffic: bytes sent are compared with a scheme's formula, and this trace does
  not say which scheme ran; traces of `cptrace run` do
- - shared-stream, single-buffer, shared-communicator, required-order: which
- order is needed cannot be told, because no context-parallel scheme was
- recognised: no known pattern fits 80 % of 1 calls; typically 1 attention + 1
- send_recv; mark ops with ranges of the domain cptrace (cptrace/labels.py) to
- name it
+ - missing-event (race), shared-stream, single-buffer, shared-communicator,
+ required-order: which order is needed cannot be told, because no
+ context-parallel scheme was recognised: no known pattern fits 80 % of 1 calls;
+ typically 1 attention + 1 send_recv; mark ops with ranges of the domain cptrace
+ (cptrace/labels.py) to name it
 """
 
 HOSTILE = {
