@@ -14,7 +14,7 @@ from cptrace.errors import TraceError
 from cptrace.findings.advice import RINGS, scheme_name
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation, Finding, op_evidence
-from cptrace.findings.verdict import gain_of, scheme_missing, without_peers
+from cptrace.findings.verdict import gain_of, lower, scheme_missing, waits_missing, without_peers
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
@@ -65,7 +65,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
             value=total_ns,
             unit="ns",
-            confidence=without_peers(case, case.recognition.confidence),
+            confidence=_confidence(case, form),
             advice=_advice(case, is_bound=form == TRANSFER_BOUND),
             evidence=[op_evidence(case, row, "exposed") for row in worst],
         )
@@ -178,6 +178,12 @@ def _window(case: Case, times: Replayed, rank: int) -> Intervals:
         {"step": step[mine], "start": times.start_ns[op[mine]], "end": times.end_ns[op[mine]]}
     ).groupby("step")
     return intervals.union(Intervals(of_step["start"].min().to_numpy(), of_step["end"].max().to_numpy()))
+
+
+def _confidence(case: Case, form: str) -> str:
+    """Return how sure it is that nothing else holds the transfers up; where waits are not recorded, a wait may."""
+    confidence = without_peers(case, case.recognition.confidence)
+    return lower(confidence) if form == TRANSFER_BOUND and waits_missing(case, CODE) else confidence
 
 
 def _advice(case: Case, *, is_bound: bool) -> str:

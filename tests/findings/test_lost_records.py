@@ -113,3 +113,11 @@ def test_stream_order_needs_no_records(tmp_path: Path) -> None:
     ring = SOUND.but(kv_stream=COMPUTE, dkv_stream=COMPUTE, attention_first=True)
     row = findings(lost(ring, tmp_path, NO_SYNCS, NO_RECORDS))[("shared-stream", None)]
     assert row["confidence"] == "medium"
+
+
+def test_transfers_are_not_surely_the_bound_where_waits_are_lost(tmp_path: Path) -> None:
+    """One buffer makes transfers wait; without its events they seem to be what takes so long."""
+    found = findings(lost(SOUND.but(n_buffers=1), tmp_path, NO_RECORDS))
+    assert found[("required-order", "transfer-bound")]["confidence"] == "medium"
+    found = findings(lost(SOUND.but(transfer_ns=(900_000,)), tmp_path))
+    assert found[("required-order", "transfer-bound")]["confidence"] == "high"
