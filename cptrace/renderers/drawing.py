@@ -62,11 +62,10 @@ def _end_group(leader: int) -> None:
 def main() -> None:
     """Draw, and end at once."""
     import kaleido
-    import plotly.io
     from choreographer.errors import BrowserClosedError, BrowserFailedError, ChannelClosedError
 
     request = json.load(sys.stdin)
-    figure = plotly.io.from_json(request["figure"])
+    figure = json.loads(request["figure"])
     try:
         picture = kaleido.calc_fig_sync(figure, opts=request["options"], kopts={"path": sys.argv[1]})
     except (BrowserFailedError, BrowserClosedError, ChannelClosedError, TimeoutError):
