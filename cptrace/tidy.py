@@ -135,10 +135,14 @@ def by_gain(rows: Sequence[Row]) -> list[Row]:
     Args:
         rows: Rows of the section findings.
     """
-    return sorted(
-        rows,
-        key=lambda row: (row["severity"] != "error", bool(row.get("after")), -(row["recoverable_ns"] or 0)),
-    )
+
+    def key(row: Row) -> tuple[bool, bool, bool, float]:
+        is_predicted = row["recoverable_ns"] is not None
+        return (
+            row["severity"] != "error", not is_predicted, bool(row.get("after")), -(row["recoverable_ns"] or 0)
+        )  # fmt: skip
+
+    return sorted(rows, key=key)
 
 
 def gain(row: Row, *, has_steps: bool = True) -> str:
