@@ -2,7 +2,7 @@
 
 CptraceError            1   anything below, when the caller does not care which
 ├── UsageError          2   an option or argument that cannot be meant
-├── SourceError         3   a file that cannot be read as a trace: missing, damaged, another format
+├── SourceError         3   a file that cannot be read as a trace: missing, damaged, another format, no device work
 ├── TraceError          4   a trace whose content contradicts itself
 ├── RenderError         5   an output that cannot be produced or written
 └── RunError            6   a run that could not start or did not finish
@@ -24,7 +24,7 @@ class UsageError(CptraceError):
 
 
 class SourceError(CptraceError):
-    """A file that cannot be read as a trace."""
+    """A file that cannot be read as a trace, or has no device work where that is asked for."""
 
     exit_code = 3
 

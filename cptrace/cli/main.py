@@ -76,9 +76,9 @@ class _Verbs(click.Group):
 def cli() -> None:
     """Where context-parallel training time goes, from Nsight Systems traces.
 
-    Exit codes: 0 done, 2 usage, 3 file cannot be read as a trace, 4 trace contradicts itself, 5 output cannot be
-    written, 6 run failed, 10 a condition of --fail-on or --fail-if holds, 130 interrupted. A trace in which something
-    could not be told is no error: the report says what, why and what to record.
+    Exit codes: 0 done, 2 usage, 3 file cannot be read as a trace or has no device work, 4 trace contradicts itself,
+    5 output cannot be written, 6 run failed, 10 a condition of --fail-on or --fail-if holds, 130 interrupted. A trace
+    in which something could not be told is no error: the report says what, why and what to record.
     """
 
 
