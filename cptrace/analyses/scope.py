@@ -14,7 +14,7 @@ from cptrace import intervals
 from cptrace.classify import COMM, COMPUTE, COPY, OTHER, ROLES
 from cptrace.groups import group_rows
 from cptrace.intervals import BoolArray, Int64Array, Intervals
-from cptrace.launches import Launches, names_match
+from cptrace.launches import Launches, calls_of, names_match
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals
 from cptrace.trace import Trace
@@ -149,7 +149,11 @@ def _has_kernels(kinds: pd.Series) -> bool:
 
 
 def _n_kernel_launches(trace: Trace) -> int:
-    return int(np.count_nonzero(names_match(trace.api_calls["name"], _KERNEL_LAUNCH)))
+    """Return how many calls launch a kernel that is not in the trace, rather than an op that is."""
+    is_launch = names_match(trace.api_calls["name"], _KERNEL_LAUNCH)
+    found = calls_of(trace.ops, trace.api_calls)
+    is_launch[found.call[found.is_known]] = False
+    return int(np.count_nonzero(is_launch))
 
 
 def _kernels_missing(trace: Trace, analysis: str, n_launches: int, missing: tuple[str, ...]) -> NotApplicable:
