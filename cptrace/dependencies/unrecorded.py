@@ -7,6 +7,7 @@ to when, and what ended just before it returned is what it waited for.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +23,7 @@ from cptrace.trace import Trace
 _WAITS: Final = r"^(cu(da)?|hip)StreamWaitEvent"
 _BLOCKING: Final = r"^(cu(da)?|hip)(Ctx|Device|Thread|Stream|Event)Synchronize"
 _WHOLE_DEVICE: Final = r"^(cu(da)?|hip)(Ctx|Device|Thread)Synchronize"
+_SYNC_TABLE: Final = re.compile(r"SYNCHRONIZATION|cuda_sync")
 # A host that waited goes on within this time of the end of the work: an interrupt and a change of context at most.
 _RETURNS_WITHIN_NS: Final = 50_000
 
@@ -32,9 +34,14 @@ def count_unrecorded_waits(trace: Trace) -> int:
     Args:
         trace: Trace as a source read it.
     """
-    if trace.meta.device_kind != CUDA and (trace.syncs["kind"] == "stream_wait").any():
+    if trace.meta.device_kind != CUDA and not _has_no_syncs(trace):
         return 0  # our emulated device leaves out waits for events that were never recorded: they wait for nothing
     return len(_without_row(trace, _WAITS))
+
+
+def _has_no_syncs(trace: Trace) -> bool:
+    """Return whether the source had no table of syncs, or an empty one."""
+    return any(_SYNC_TABLE.search(table) for table in trace.meta.missing_tables)
 
 
 def with_inferred_syncs(trace: Trace, launches: Launches) -> tuple[Trace, int]:

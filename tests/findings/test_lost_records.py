@@ -11,9 +11,10 @@ import pytest
 import cptrace
 from cptrace.report import Report
 from tests.support.diagnosed import findings, not_looked_for
+from tests.support.nsys_tables import NONE
 from tests.support.simulated_run import write
 from tests.support.simulated_schemes import COMPUTE, Ring
-from tests.support.tiny_export import TinyExport
+from tests.support.tiny_export import TinyExport, global_pid
 
 NO_SYNCS = "DROP TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 NO_RECORDS = "DROP TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT"
@@ -121,3 +122,22 @@ def test_transfers_are_not_surely_the_bound_where_waits_are_lost(tmp_path: Path)
     assert found[("required-order", "transfer-bound")]["confidence"] == "medium"
     found = findings(lost(SOUND.but(transfer_ns=(900_000,)), tmp_path))
     assert found[("required-order", "transfer-bound")]["confidence"] == "high"
+
+
+@pytest.mark.parametrize(("has_syncs", "n_waits"), [(True, 0), (False, 1)])
+def test_our_device_records_every_wait_that_waits(tmp_path: Path, has_syncs: bool, n_waits: int) -> None:
+    """
+    host         wait e (never recorded: waits for nothing)   launch   synchronize (blocks)
+    """
+    export = TinyExport().run(device_kind="cpu-emulated", clock="paced", scheme="ring")
+    export.kernel("cptrace_cpu::flash_attention_forward", 10, 100, launch=5)
+    export.call("cudaStreamWaitEvent_v3020", 1, 2, correlation=98)
+    export.call("cudaStreamSynchronize_v3020", 20, 110, correlation=99)
+    if has_syncs:
+        export.add(
+            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=20, end=110, deviceId=0, contextId=1, greenContextId=0,
+            streamId=7, correlationId=99, globalPid=global_pid(100), syncType=3, eventId=NONE, eventSyncId=None,
+        )  # fmt: skip
+    report = cptrace.analyze(export.write(tmp_path / "t.sqlite"))
+    assert report.coverage["dependencies"][0]["n_waits"] == n_waits
+    assert (("low-coverage", "waits") in findings(report)) == (n_waits > 0)
