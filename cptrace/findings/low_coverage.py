@@ -79,8 +79,8 @@ def _waits(case: Case) -> Finding | None:
     return _finding(
         WAITS,
         share,
-        f"{format_fraction(share)} of {plural(dependencies.n_waits, 'wait')} for events have no record in the trace: what"
-        " they wait for is not known, so races cannot be looked for and start causes may be wrong",
+        f"{format_fraction(share)} of {plural(dependencies.n_waits, 'wait')} for events have no record in the trace:"
+        " what they wait for is not known, so races cannot be looked for and start causes may be wrong",
         f"Record with {case.scope.trace.meta.record_waits}.",
     )
 
