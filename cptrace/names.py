@@ -1,4 +1,4 @@
-"""Parts of kernel names."""
+"""What things are called: the parts of kernel names, and findings."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def function_name(demangled: str) -> str:
         if not angles and part not in (")", ">"):
             kept.append(part)
     return re.sub(r"::(?=::)", "", "".join(kept)).removeprefix("::").strip() or demangled
+
+
+def finding_name(code: str, form: str | None) -> str:
+    """Return what people call a finding: its code, with its form where it has one.
+
+    Args:
+        code: Code of the finding.
+        form: Form of it.
+    """
+    return f"{code} ({form})" if form else code

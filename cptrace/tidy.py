@@ -8,6 +8,7 @@ from typing import Final
 import pandas as pd
 
 from cptrace.comparison import METRICS, Comparison
+from cptrace.names import finding_name
 from cptrace.report import Report, Row
 from cptrace.timeline import Timeline
 from cptrace.units import format_ns, joined
@@ -109,16 +110,6 @@ def findings(report: Report) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["finding", "recoverable_ns", "predicted_step_ns"])
     return frame.sort_values("recoverable_ns", ascending=False, kind="stable", ignore_index=True)
-
-
-def finding_name(code: str, form: str | None) -> str:
-    """Return what people call a finding: its code, with its form where it has one.
-
-    Args:
-        code: Code of the finding.
-        form: Form of it.
-    """
-    return f"{code} ({form})" if form else code
 
 
 def _name_in_order(row: Row) -> str:

@@ -22,6 +22,7 @@ from cptrace.analyses.scope import device_work_missing
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case, outcomes
 from cptrace.intervals import BoolArray, Int64Array
+from cptrace.names import finding_name
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times
 from cptrace.requests import WhatIfOptions
@@ -257,7 +258,7 @@ def _outcome(case: Case, wanted: WantedFix, changes: Changes | None) -> FixOutco
     code, form = wanted.diagnosis.code, wanted.form
     if changes is not None:
         return FixOutcome(code, form, APPLIED, alone_step_ns=_mean(_times(case, changes).job_time_ns))
-    name = f"{code} ({form})" if form else code
+    name = finding_name(code, form)
     for looked in outcomes(case, wanted.diagnosis):
         if isinstance(looked, NotApplicable) and (form is None or looked.analysis in (code, name)):
             return FixOutcome(code, form, NOT_APPLICABLE, looked.reason)

@@ -18,6 +18,7 @@ from cptrace.dependencies import Dependencies, find_dependencies
 from cptrace.dependencies.unrecorded import with_inferred_syncs
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.labels import CUDA
+from cptrace.names import finding_name
 from cptrace.outcome import NotApplicable
 from cptrace.recognition import Flow, Places, Recognition, recognise
 from cptrace.replay import Changes, Recording, Replayed, make_recording, replay, step_times
@@ -72,7 +73,7 @@ class ToMend(NamedTuple):
     @property
     def name(self) -> str:
         """What people call it."""
-        return f"{self.code} ({self.form})" if self.form else self.code
+        return finding_name(self.code, self.form)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from cptrace import intervals
+from cptrace.analyses.start_causes import MAX_UNKNOWN_WAITS
 from cptrace.findings.case import Case
 from cptrace.findings.finding import HIGH, WARNING, Diagnosis, Explanation, Finding
-from cptrace.findings.verdict import has_unknown_waits
+from cptrace.findings.verdict import unknown_waits_share
 from cptrace.intervals import Intervals
 from cptrace.units import format_fraction, plural
 
@@ -70,16 +71,13 @@ def _launches(case: Case) -> Finding | None:
 
 
 def _waits(case: Case) -> Finding | None:
-    dependencies = case.dependencies
-    if not has_unknown_waits(case):
-        return None
-    share = 1 - dependencies.n_waits_paired / dependencies.n_waits
-    if share <= _LARGE_SHARE:
+    share, n_waits = unknown_waits_share(case), case.dependencies.n_waits
+    if share <= MAX_UNKNOWN_WAITS:
         return None
     return _finding(
         WAITS,
         share,
-        f"{format_fraction(share)} of {plural(dependencies.n_waits, 'wait')} for events have no record in the trace:"
+        f"{format_fraction(share)} of {plural(n_waits, 'wait')} for events have no record in the trace:"
         " what they wait for is not known, so races cannot be looked for and start causes may be wrong",
         f"Record with {case.scope.trace.meta.record_waits}.",
     )

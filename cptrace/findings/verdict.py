@@ -88,47 +88,57 @@ def _is_worth(prediction: Prediction) -> bool:
 
 def _find_hidden(case: Case) -> dict[Callable[[Case], Changes | None], Gain]:
     """Return what pays only once all that pays by itself is mended, the most first; each on top of those before it."""
-    shown = [(cause, _shown(case, cause)) for cause in case.causes_to_mend]
-    mended = [(cause.name, changes) for cause, changes in shown if changes is not None]
-    waiting = [cause for cause, changes in shown if changes is None]
+    mended, made = [], Changes()
+    waiting: list[tuple[ToMend, Changes]] = []
+    for cause in case.causes_to_mend:
+        changes, is_shown = _shown(case, cause)
+        if changes is not None and is_shown:
+            mended.append(cause.name)
+            made = combine(made, changes, case.recording.duration_ns)
+        elif changes is not None:
+            waiting.append((cause, changes))
     found: dict[Callable[[Case], Changes | None], Gain] = {}
     while mended and waiting:
-        gains = [(cause, gain) for cause in waiting if (gain := _on_top(case, cause, mended)) is not None]
+        gains = _gains_on_top(case, made, [changes for _, changes in waiting])
         if not gains:
             break
-        cause, gain = max(gains, key=lambda entry: entry[1].prediction.recoverable_ns)
-        found[cause.changes] = gain
-        mended.append((cause.name, gain.changes))
-        waiting.remove(cause)
+        most = max(gains, key=lambda number: gains[number].recoverable_ns)
+        cause, changes = waiting.pop(most)
+        found[cause.changes] = Gain(changes, gains[most], tuple(mended))
+        mended.append(cause.name)
+        made = combine(made, changes, case.recording.duration_ns)
     return found
 
 
-def _shown(case: Case, cause: ToMend) -> Changes | None:
-    """Return what mending a cause changes where it is to be mended for itself."""
+def _shown(case: Case, cause: ToMend) -> tuple[Changes | None, bool]:
+    """Return what mending a cause changes, and whether it is to be mended for itself."""
     if cause.is_wrong:
-        return cause.changes(case)
+        return cause.changes(case), True
     gain = _alone(case, cause.changes)
-    is_shown = isinstance(gain, Gain) and _is_worth(gain.prediction)
-    return gain.changes if isinstance(gain, Gain) and is_shown else None
+    if isinstance(gain, TraceError):
+        return cause.changes(case), False
+    return (None, False) if gain is None else (gain.changes, _is_worth(gain.prediction))
 
 
-def _on_top(case: Case, cause: ToMend, mended: Sequence[tuple[str, Changes]]) -> Gain | None:
-    """Return what a cause gives on top of others that are mended; None where that is too little or cannot be told."""
-    made = cause.changes(case)
-    if made is None:
-        return None
-    before = Changes()
-    for _, changes in mended:
-        before = combine(before, changes, case.recording.duration_ns)
+def _gains_on_top(case: Case, made: Changes, waiting: Sequence[Changes]) -> dict[int, Prediction]:
+    """Return what changes give on top of others, by their numbers; without those that give too little."""
+    before_ns = _step_ns(case, made)
+    if before_ns is None:
+        return {}
+    gains = {}
+    for number, changes in enumerate(waiting):
+        step_ns = _step_ns(case, combine(made, changes, case.recording.duration_ns))
+        if step_ns is not None and _is_worth(gain := Prediction(step_ns, before_ns - step_ns)):
+            gains[number] = gain
+    return gains
+
+
+def _step_ns(case: Case, changes: Changes) -> int | None:
+    """Return the predicted time of a step in ns, None where changes contradict each other."""
     try:
-        without, with_it = (
-            case.predict(before),
-            case.predict(combine(before, made, case.recording.duration_ns)),
-        )
-    except TraceError:  # two changes contradict each other
+        return case.predict(changes).step_ns
+    except TraceError:
         return None
-    prediction = Prediction(with_it.step_ns, without.step_ns - with_it.step_ns)
-    return Gain(made, prediction, tuple(name for name, _ in mended)) if _is_worth(prediction) else None
 
 
 def confidence_of(case: Case) -> str:
@@ -214,7 +224,6 @@ def waits_missing(case: Case, code: str) -> NotApplicable | None:
 __all__ = [
     "HIGH",
     "LOW",
-    "MAX_UNKNOWN_WAITS",
     "MEDIUM",
     "confidence_of",
     "gain_of",

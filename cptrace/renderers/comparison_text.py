@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cptrace.comparison import GONE, METRICS, Comparison
+from cptrace.names import finding_name as name_of
 from cptrace.noise import NO_DIFFERENCE, UNKNOWN
 from cptrace.renderers.base import RenderOptions
 from cptrace.report import Row, emulation
@@ -124,7 +125,7 @@ def finding_name(row: Row) -> str:
     Args:
         row: Row of findings.
     """
-    return clean(row["code"] + (f" ({row['form']})" if row["form"] else ""))
+    return clean(name_of(row["code"], row["form"]))
 
 
 def finding_line(row: Row) -> str:

@@ -8,12 +8,12 @@ from typing import Final
 
 from cptrace.comparison import Comparison
 from cptrace.labels import CPU_EMULATED
-from cptrace.names import function_name
+from cptrace.names import finding_name, function_name
 from cptrace.renderers import comparison_text as words
 from cptrace.renderers.base import RenderOptions
 from cptrace.renderers.headline_text import headline
 from cptrace.report import Report, Row
-from cptrace.tidy import by_gain, finding_name, gain
+from cptrace.tidy import by_gain, gain
 from cptrace.units import format_fraction, format_ns
 
 _MAX_ROWS: Final = 8

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from cptrace.labels import CPU_EMULATED
+from cptrace.names import finding_name
 from cptrace.renderers.base import RenderOptions
 from cptrace.renderers.comparison_text import clean
 from cptrace.units import format_ns
@@ -45,7 +46,7 @@ def _blocks(prediction: WhatIf) -> Iterable[str]:
 
 
 def _fix(fix: FixOutcome, what: str) -> str:
-    name = clean(f"{fix.code} ({fix.form})" if fix.form else fix.code)
+    name = clean(finding_name(fix.code, fix.form))
     if fix.status == APPLIED and fix.alone_step_ns is not None:
         return f"{name}: mended; alone it gives a {what} of {format_ns(fix.alone_step_ns)}"
     reason = clean(fix.reason or "")

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from cptrace.comparison import medians
 from cptrace.labels import CPU_EMULATED
-from cptrace.names import function_name
+from cptrace.names import finding_name, function_name
 from cptrace.renderers.html.markup import card, name, section, table, text
 from cptrace.report import Report, Row
-from cptrace.tidy import by_gain, finding_name, gain
+from cptrace.tidy import by_gain, gain
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
 _MAX_ROWS: Final = 30
