@@ -289,7 +289,8 @@ class RingExchange(Channel):
     def _set_aside(self, place: Place, slot: Slot, part: Part) -> Sequence[Tensor]:
         """Copy a part of a slot that is received into before it has been sent on; return the copy."""
         copies = part.of(slot.aside)
-        with self._device.range(place.label(labels.COPY), payload=place.hop, category=labels.COPY):
+        label = place.label(labels.COPY, **{labels.PACKS: part.name})
+        with self._device.range(label, payload=place.hop, category=labels.COPY):
             for target, origin in zip(copies, part.of(slot.tensors), strict=True):
                 self._device.copy(self._stream, target, origin)
         return copies

@@ -31,6 +31,11 @@ def predicted(ring: Ring, folder: Path, **options: object) -> WhatIf:
         (Ring(dkv_stream=KV), ("shared-communicator",), Ring()),
         (Ring(kv_stream=COMPUTE, dkv_stream=COMPUTE), ("shared-stream", "shared-communicator"), Ring()),
         (Ring(n_buffers=1, dkv_stream=KV), ("single-buffer", "shared-communicator"), Ring()),
+        (
+            Ring(n_buffers=1, dkv_stream=KV, aside_ns=20_000),
+            ("single-buffer", "shared-communicator"),
+            Ring(aside_ns=20_000),
+        ),
         (Ring(n_buffers=1, dkv_stream=KV), ("single-buffer",), Ring(dkv_stream=KV)),
         (Ring(n_buffers=1, dkv_stream=KV), ("shared-communicator",), Ring(n_buffers=1)),
         (Ring(blocks_host=True), ("missing-event:host-sync",), Ring()),

@@ -21,7 +21,7 @@ DOUBLE_BUFFER: Final = 2
 
 _MAX_STEPS_BACK: Final = 256
 _COMPUTE: Final = -2  # below the numbers of channels, of which -1 is none
-_UNPLACED: Final = -3
+_UNPLACED: Final = -3  # below all, so that what is above compute sends
 
 
 class Edges(NamedTuple):
@@ -89,7 +89,7 @@ def _same_sort_edges(case: Case, freed: BoolArray) -> Edges:
     queue = case.dependencies.queue
     rows = np.flatnonzero(np.isin(queue, np.unique(queue[freed])))
     rows = rows[np.argsort(queue[rows], kind="stable")]
-    sort, n_freed = _sorts(case)[rows], np.cumsum(freed[rows])
+    sort, n_freed = lanes(case)[rows], np.cumsum(freed[rows])
     producers, consumers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number in np.unique(sort).tolist():
         of_sort = np.where(sort == number, np.arange(len(rows)), -1)
@@ -101,13 +101,38 @@ def _same_sort_edges(case: Case, freed: BoolArray) -> Edges:
     return Edges(np.concatenate(producers), np.concatenate(consumers))
 
 
-def _sorts(case: Case) -> Int64Array:
-    """Return a number for the sort of each op: compute, or its channel; one number for all without a place."""
+def lanes(case: Case) -> Int64Array:
+    """Return a number for what each op is in order with, int64 of shape (N,): compute, or one channel's transfers.
+
+    Copies that pack or unpack what a channel carries, in a stream of transfers, belong to that channel. All without a
+    place share one negative number, and so does all compute.
+
+    Args:
+        case: Case.
+    """
+    return case.remembered("lanes", _find_lanes)
+
+
+def _find_lanes(case: Case) -> Int64Array:
     assert case.flow is not None
-    sort = np.full(len(case.ops), _UNPLACED, np.int64)
-    channel = case.flow.channel()
-    sort[case.places.rows] = np.where(case.is_comm[case.places.rows], channel, _COMPUTE)
-    return sort
+    lane = np.full(len(case.ops), _UNPLACED, np.int64)
+    rows, queue = case.places.rows, case.dependencies.queue
+    is_comm = case.is_comm[rows]
+    served = case.flow.served_channel()
+    computing = np.unique(queue[rows[case.places.is_what(labels.ATTENTION, labels.MERGE)]])
+    sending = np.setdiff1d(queue[rows[is_comm]], computing)
+    serves = (served >= 0) & np.isin(queue[rows], sending)
+    lane[rows] = np.select((is_comm, serves), (case.flow.channel(), served), _COMPUTE)
+    return lane
+
+
+def is_sending(case: Case) -> BoolArray:
+    """Return which ops with a place communicate, or are copies in the lane of such; bool of shape (N,).
+
+    Args:
+        case: Case.
+    """
+    return np.asarray(lanes(case) > _COMPUTE)
 
 
 def behind_needed(case: Case, edges: Edges) -> Edges:
@@ -141,13 +166,20 @@ def is_free_of(case: Case, consumer: Int64Array, producer: Int64Array) -> BoolAr
         consumer: Rows of ops with a place, int64 of shape (P,).
         producer: Rows of the ops before them, int64 of shape (P,).
     """
-    assert case.flow is not None
-    channel, is_comm = case.flow.channel(), case.is_comm
-    one, other = channel[case.position[consumer]], channel[case.position[producer]]
-    is_other_sort = is_comm[consumer] != is_comm[producer]
-    is_other_channel = (one >= 0) & (other >= 0) & (one != other)
-    is_free = (is_other_sort | is_other_channel) & ~case.is_needed(consumer, producer)
+    one, other = lanes(case)[consumer], lanes(case)[producer]
+    is_other_sort = (one == _COMPUTE) != (other == _COMPUTE)
+    is_free = (is_other_sort | are_other_channels(one, other)) & ~case.is_needed(consumer, producer)
     return np.asarray(is_free, bool)
+
+
+def are_other_channels(one: Int64Array, other: Int64Array) -> BoolArray:
+    """Return whether pairs of lanes are those of two channels, bool of shape (P,).
+
+    Args:
+        one: Lanes, int64 of shape (P,).
+        other: Lanes, int64 of shape (P,).
+    """
+    return np.asarray((one >= 0) & (other >= 0) & (one != other), bool)
 
 
 def _in_time(case: Case, edges: Edges) -> Edges:

@@ -7,15 +7,17 @@ from typing import Final
 
 import numpy as np
 
-from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
 from cptrace.findings.rewire import (
     Edges,
+    are_other_channels,
     behind_needed,
     buffer_edges,
+    is_sending,
     join,
+    lanes,
     needed_edges,
     stream_edges,
 )
@@ -117,12 +119,12 @@ def _late_records(case: Case, freed: BoolArray) -> BoolArray:
 
 
 def _behind_other_channel(case: Case) -> BoolArray:
-    """Return which transfers wait in their stream for one of another channel, bool of shape (N,)."""
+    """Return which transfers, or copies for them, wait in their stream for one of another channel, bool of (N,)."""
     freed = np.zeros(len(case.ops), bool)
     before = case.stream_before
-    comm = case.is_what(*labels.COMMUNICATION)
-    rows = np.flatnonzero((before >= 0) & comm & (case.dependencies.previous == before))
-    rows = rows[comm[before[rows]]]
+    sending = is_sending(case)
+    rows = np.flatnonzero((before >= 0) & sending & (case.dependencies.previous == before))
+    rows = rows[sending[before[rows]]]
     freed[rows[_is_other_channel(case, rows, before[rows])]] = True
     return freed
 
@@ -139,12 +141,9 @@ def _turns(case: Case) -> BoolArray:
 
 
 def _is_other_channel(case: Case, consumer: np.ndarray, producer: np.ndarray) -> BoolArray:
-    """Return whether pairs of transfers, as rows of ops, are of two channels of one block."""
-    assert case.flow is not None
-    channel = case.flow.channel()
-    one, other = channel[case.position[consumer]], channel[case.position[producer]]
-    is_other = (one >= 0) & (other >= 0) & (one != other) & ~case.is_needed(consumer, producer)
-    return np.asarray(is_other, bool)
+    """Return whether pairs of transfers or copies for them, as rows of ops, are of two channels of one block."""
+    is_other = are_other_channels(lanes(case)[consumer], lanes(case)[producer])
+    return np.asarray(is_other & ~case.is_needed(consumer, producer), bool)
 
 
 DIAGNOSIS: Final = Diagnosis(

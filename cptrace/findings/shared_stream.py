@@ -11,7 +11,7 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
-from cptrace.findings.rewire import buffer_edges, is_free_of, join, needed_edges, stream_edges
+from cptrace.findings.rewire import buffer_edges, is_free_of, is_sending, join, needed_edges, stream_edges
 from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
@@ -82,7 +82,7 @@ def accidental(case: Case) -> BoolArray:
     before = case.stream_before
     rows = np.flatnonzero((before >= 0) & (case.dependencies.previous == before))
     comm = case.is_what(*labels.COMMUNICATION)
-    work = (case.position >= 0) & ~comm
+    work = (case.position >= 0) & ~is_sending(case)
     ahead = before[rows]
     rows = rows[(comm[rows] & work[ahead]) | (work[rows] & comm[ahead])]
     freed = np.zeros(len(case.ops), bool)

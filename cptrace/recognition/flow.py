@@ -69,6 +69,20 @@ class Flow:
             of_kind[_holds(channel, self.places)] = number
         return np.asarray(of_kind[self.places.kind], np.int64)
 
+    def served_channel(self) -> Int64Array:
+        """Return the number of the channel whose data each copy packs or unpacks, int64 of shape (M,).
+
+        -1 for what is no such copy, and where what it serves travels on several channels, or on none.
+        """
+        channel, kinds = self.channel(), self.places.kinds
+        served = np.full(len(kinds), -1)
+        for number, (what, purpose) in enumerate(zip(kinds.what, kinds.tensor, strict=True)):
+            if what == labels.COPY and purpose:
+                carried = kinds.are(*labels.COMMUNICATION) & kinds.carry(purpose.partition(":")[2])
+                channels = np.unique(channel[carried[self.places.kind]])
+                served[number] = channels[0] if len(channels) == 1 else -1
+        return np.asarray(served[self.places.kind], np.int64)
+
     def edges(self) -> tuple[Int64Array, Int64Array]:
         """Return positions (consumer, producer) of all direct needs; of `ALL_HOPS`, the last producer of the block."""
         consumers, producers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

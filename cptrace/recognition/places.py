@@ -53,6 +53,10 @@ class Kinds:
         """Return which kinds have one of some labels, bool of shape (K,)."""
         return np.isin(np.array(self.what, object), names)
 
+    def carry(self, tensor: str) -> BoolArray:
+        """Return in which kinds a tensor travels, bool of shape (K,)."""
+        return np.array([name == tensor for name in self.tensor], bool)
+
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -115,9 +115,16 @@ _RING_KV: Final = (
     Need(_ATTENTION, _KV, -1),
     Need(_KV, _KV, -1),
     Need(_MERGE, _ATTENTION),
+    # With one buffer what came is copied aside, to be sent on while the next is received.
+    *_packed(SEND_RECV, *KV),
+    Need(_packs(*KV), _KV, -1),
 )
 _RING: Final = (
     *_RING_KV,
+    *_packed(SEND_RECV, *DKV),
+    Need(_packs(*DKV), _MERGE, 0, _BACKWARD),
+    Need(_packs(*DKV), _ATTENTION, 0, _BACKWARD),
+    Need(_packs(*DKV), _DKV, -1, _BACKWARD),
     Need(_DKV, _MERGE, 0, _BACKWARD),
     Need(_DKV, _ATTENTION, 0, _BACKWARD),
     Need(_DKV, _DKV, -1, _BACKWARD),
@@ -125,10 +132,14 @@ _RING: Final = (
     Need(_unpacks("dkv"), _DKV, 0, _BACKWARD),
 )
 # Transformer Engine's: the gradients travel behind the keys and values, one hop later.
-_TE_GRADIENTS: Final = Kind(SEND_RECV, ("kv+dkv", "dkv"))
+_WITH_DKV: Final = ("kv+dkv", "dkv")
+_TE_GRADIENTS: Final = Kind(SEND_RECV, _WITH_DKV)
 _TE: Final = (
     *_RING_KV,
-    *_packed(SEND_RECV, "kv"),
+    *_packed(SEND_RECV, *DKV),
+    Need(_packs(*_WITH_DKV), _MERGE, -1, _BACKWARD),
+    Need(_packs(*_WITH_DKV), _ATTENTION, -1, _BACKWARD),
+    Need(_packs(*_WITH_DKV), _TE_GRADIENTS, -1, _BACKWARD),
     Need(_unpacks("kv"), _KV, -1),
     Need(_ATTENTION, _unpacks("kv")),
     Need(_TE_GRADIENTS, _MERGE, -1, _BACKWARD),

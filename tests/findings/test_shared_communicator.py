@@ -46,3 +46,24 @@ def test_two_communicators(tmp_path: Path) -> None:
 def test_on_a_fast_link_taking_turns_costs_nothing(tmp_path: Path) -> None:
     """Both transfers of a hop fit behind its attention."""
     assert not lost_time(report_of(Ring(dkv_stream=KV, transfer_ns=(100_000,)).hosts(), tmp_path))
+
+
+def test_copies_that_put_aside_what_is_sent_belong_to_their_transfer(tmp_path: Path) -> None:
+    """
+    stream 13   [kv 0][copy][dkv 0][copy][kv 1][copy][dkv 1]      the copy for kv 1 waits for dkv 0, as kv 1 does
+    """
+    ring = Ring(dkv_stream=KV, transfer_ns=(800_000,), aside_ns=20_000)
+    report = report_of(ring.hosts(), tmp_path)
+    assert lost_time(report) == {KEY}
+    row = findings(report)[KEY]
+    assert row["predicted_step_ns"] == pytest.approx(step_ns(ring.but(dkv_stream=DKV).hosts()), rel=0.001)
+
+
+@pytest.mark.parametrize("aside_ns", [0, 20_000])
+def test_beside_a_single_buffer(tmp_path: Path, aside_ns: int) -> None:
+    """
+    stream 7    [attention 1]                    [attention 2]
+    stream 13                [kv 1][copy][dkv 0]                      kv 1 waits for attention 1, then for dkv 0
+    """
+    ring = Ring(dkv_stream=KV, n_buffers=1, transfer_ns=(800_000,), aside_ns=aside_ns)
+    assert lost_time(report_of(ring.hosts(), tmp_path)) == {KEY, ("single-buffer", None)}

@@ -49,6 +49,7 @@ class Ring:
         attention_first: Whether each hop launches its attention before the transfer of the next chunk.
         kernels: Names of the forward attention kernels hop by hop; the last is that of all further hops too.
         skips_masked: Whether rank r has attention in r + 1 hops alone, as with contiguous chunks and a causal mask.
+        aside_ns: Time of the copy, in the transfer's stream, that puts aside what each transfer sends; 0 for none.
     """
 
     n_ranks: int = 4
@@ -68,6 +69,7 @@ class Ring:
     has_gemms: bool = False
     kernels: tuple[str, ...] = (FORWARD_KERNEL,)
     skips_masked: bool = False
+    aside_ns: int = 0
 
     def but(self, **changes: object) -> Ring:
         """Return the same with some changes."""
@@ -127,6 +129,8 @@ class _RingRank:
         self._record(_KV_READ + hop, COMPUTE)
 
     def _send_kv(self, name: str, hop: int) -> None:
+        if hop:
+            self._put_aside("kv", name, hop, self.ring.kv_stream)
         overwritten = hop + 1 - self.ring.n_buffers
         if overwritten > 0:  # chunk 0 is the rank's own and in no buffer
             self._order(_KV_READ + overwritten, None, self.ring.kv_stream)
@@ -138,8 +142,15 @@ class _RingRank:
             self._order(_DKV_ARRIVED + hop - 1, None, COMPUTE)
         self._launch(MERGE_KERNEL, 5_000, COMPUTE, f"merge pass=backward layer=0 hop={hop}")
         self._order(_SUMMED + hop, COMPUTE, self.ring.dkv_stream)
+        self._put_aside("dkv", "backward", hop, self.ring.dkv_stream)
         self._transfer("dkv", "backward", hop, self.ring.dkv_stream)
         self._record(_DKV_ARRIVED + hop, self.ring.dkv_stream)
+
+    def _put_aside(self, tensor: str, name: str, hop: int, stream: int) -> None:
+        """Launch the copy of what is sent on from a buffer that is received into meanwhile."""
+        if self.ring.aside_ns:
+            what = f"copy pass={name} layer=0 hop={hop} packs={tensor}"
+            self._launch(MERGE_KERNEL, self.ring.aside_ns, stream, what)
 
     def _transfer(self, tensor: str, name: str, hop: int, stream: int) -> None:
         what = f"send_recv pass={name} layer=0 hop={hop} tensor={tensor} bytes=64"
