@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from cptrace.analyses.start_causes import LAUNCH
+from cptrace import intervals
+from cptrace.analyses.start_causes import HOST_SYNC, LAUNCH
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import (
     HIGH,
@@ -23,7 +24,7 @@ from cptrace.findings.finding import (
     ranks_text,
 )
 from cptrace.findings.verdict import gain_of, without_peers
-from cptrace.intervals import Int64Array
+from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
 from cptrace.units import format_ns
@@ -101,7 +102,8 @@ def _find_between_steps(case: Case) -> Sequence[Finding]:
     gap_ns = (ordered["start_ns"] - ordered["end_ns"].shift()).to_numpy()[is_next].astype(np.int64)
     start_ns, rank = (ordered[name].to_numpy()[is_next] for name in ("start_ns", "rank"))
     first = _first_ops(case, start_ns, rank)
-    is_late = case.has_cause(LAUNCH)[first] & (gap_ns > 0)
+    is_late = case.has_cause(LAUNCH, HOST_SYNC)[first] & (gap_ns > 0)
+    is_late &= 2 * _blocked_ns(case, first, start_ns - gap_ns, start_ns) < gap_ns
     if not is_late.any() or gap_ns[is_late].mean() <= MIN_GAP_SHARE * case.step_ns:
         return ()
     rows, gap_ns = first[is_late], gap_ns[is_late]
@@ -127,6 +129,24 @@ def _find_between_steps(case: Case) -> Sequence[Finding]:
             evidence=[op_evidence(case, int(row), "first op of a step") for row in rows[:MAX_EVIDENCE]],
         )
     ]
+
+
+def _blocked_ns(case: Case, rows: Int64Array, start_ns: Int64Array, end_ns: Int64Array) -> Int64Array:
+    """Return for how long in a time before each op the thread that launched it was blocked, in ns.
+
+    Args:
+        case: Case.
+        rows: Rows of ops, int64 of shape (M,).
+        start_ns: Start of each time, int64 of shape (M,).
+        end_ns: End of each time, int64 of shape (M,).
+    """
+    blocking, launch_thread = case.dependencies.blocking, case.dependencies.launch_thread[rows]
+    blocked = np.zeros(len(rows), np.int64)
+    for thread in np.unique(launch_thread).tolist():
+        calls, mine = blocking.thread == thread, np.flatnonzero(launch_thread == thread)
+        busy = intervals.union(Intervals(blocking.start_ns[calls], blocking.end_ns[calls]))
+        blocked[mine] = intervals.covered_ns(busy, start_ns[mine], end_ns[mine])
+    return blocked
 
 
 def _first_ops(case: Case, start_ns: Int64Array, rank: Int64Array) -> Int64Array:

@@ -57,3 +57,24 @@ def test_a_host_that_pauses_between_steps(tmp_path: Path, pause_ns: int, is_foun
     row = findings(report_of([host], tmp_path)).get(BETWEEN)
     assert (row is not None) == is_found
     assert row is None or (row["recoverable_ns"] is None and row["value"] >= 2 * pause_ns)
+
+
+@pytest.mark.parametrize(("work_ns", "pause_ns", "is_found"), [(0, 800_000, True), (800_000, 0, False)])
+def test_a_pause_behind_a_blocked_host(tmp_path: Path, work_ns: int, pause_ns: int, is_found: bool) -> None:
+    """
+    host        launch  [sync           ] [pause, or one more sync     ] launch
+    stream 7      [attention]                                              [attention]
+    stream 13     [transfer             ]  [copy                     ]
+                                         step ends
+    """
+    host = Host(0)
+    for step in range(3):
+        with host.scope(f"step {step}"):
+            host.launch("flash_fwd_kernel", 200_000)
+            host.launch("ncclDevKernel_AllReduce", 1_000_000, 13)
+            host.sync()
+        if work_ns:
+            host.launch("copy_kernel", work_ns, 13)
+            host.sync()
+        host.pause(pause_ns)
+    assert (BETWEEN in findings(report_of([host], tmp_path))) == is_found
