@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from cptrace.classify import is_attention
-from cptrace.findings.advice import run_number
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import (
     HIGH,
@@ -23,6 +22,7 @@ from cptrace.findings.finding import (
     op_evidence,
 )
 from cptrace.findings.ranks import SLOWER, RankSpeeds, find_speeds
+from cptrace.findings.schedule import is_contiguous_causal
 from cptrace.findings.verdict import gain_of, without_peers
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
@@ -34,9 +34,6 @@ CODE: Final = "imbalance"
 SCHEDULE: Final = "schedule"
 WORK: Final = "work"
 
-_CONTIGUOUS: Final = "contiguous"
-# Their ranks split heads, and each looks at the whole sequence: a mask is the same work for all.
-_WHOLE_SEQUENCE: Final = ("ulysses", "ulysses_chunked", "tp", "single")
 _CONTIGUOUS_SCHEME: Final = "ring"
 
 
@@ -62,7 +59,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
     mean = sum(totals.values()) / len(totals)
     most = max(totals, key=lambda rank: totals[rank])
     least = min(totals, key=lambda rank: totals[rank])
-    is_schedule, odd_counts = _is_contiguous_causal(case), _odd_counts(case, speeds)
+    is_schedule, odd_counts = is_contiguous_causal(case), _odd_counts(case, speeds)
     looked_at = "all ranks" if len(totals) == len(case.scope.trace.ranks) else "the ranks looked at"
     return [
         Finding(
@@ -129,7 +126,7 @@ def _odd_counts(case: Case, speeds: RankSpeeds) -> str:
     Each rank has as many, or under a causal mask over contiguous chunks the more the later its chunk is.
     """
     counts = speeds.n_attention
-    if len(set(counts.tolist())) == 1 or (_is_contiguous_causal(case) and np.all(np.diff(counts) >= 0)):
+    if len(set(counts.tolist())) == 1 or (is_contiguous_causal(case) and np.all(np.diff(counts) >= 0)):
         return ""
     least, most = (speeds.ranks[place] for place in (int(counts.argmin()), int(counts.argmax())))
     return (
@@ -158,36 +155,13 @@ def is_unbalanced(case: Case, speeds: RankSpeeds) -> bool:
         return False
     if speeds.attention.max() < SLOWER * speeds.attention.min():
         return False
-    if len(set(speeds.n_attention.tolist())) > 1 or _is_contiguous_causal(case):
+    if len(set(speeds.n_attention.tolist())) > 1 or is_contiguous_causal(case):
         return True
     return speeds.outlier(speeds.compute, SLOWER) is None
 
 
-def is_comparable(case: Case, speeds: RankSpeeds) -> bool:
-    """Return whether ops of the same name and place are the same work on every rank.
-
-    They are not where each rank sees as many keys as its place in the sequence has before it, all in one op.
-
-    Args:
-        case: Case.
-        speeds: How the ranks compare.
-    """
-    return not (_is_contiguous_causal(case) and len(set(speeds.n_attention.tolist())) == 1)
-
-
-def _is_contiguous_causal(case: Case) -> bool:
-    run = case.scope.trace.meta.run
-    if (
-        not run.get("causal")
-        or run.get("layout") != _CONTIGUOUS
-        or case.recognition.scheme in _WHOLE_SEQUENCE
-    ):
-        return False
-    return run_number(case, "cp_size") > 1
-
-
 def _is_by_design(case: Case) -> bool:
-    return _is_contiguous_causal(case) and case.scope.trace.meta.run.get("scheme") == _CONTIGUOUS_SCHEME
+    return is_contiguous_causal(case) and case.scope.trace.meta.run.get("scheme") == _CONTIGUOUS_SCHEME
 
 
 def _attention(case: Case) -> BoolArray:

@@ -23,7 +23,7 @@ from cptrace.findings.finding import (
     pair_evidence,
     ranks_text,
 )
-from cptrace.findings.imbalance import is_comparable, is_unbalanced
+from cptrace.findings.imbalance import is_unbalanced
 from cptrace.findings.ranks import (
     SLOWER,
     SLOWER_LINK,
@@ -130,10 +130,9 @@ def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     """Return the one rank whose compute is slower than that of all others, for the same ops."""
-    if not is_comparable(case, speeds):
-        return None
     worst = speeds.outlier(speeds.compute, SLOWER)
-    if worst is None:
+    # Kernels that compute what the mask hides are no less work on early ranks: slow is what is slow either way.
+    if worst is None or speeds.as_recorded[worst] < SLOWER * np.delete(speeds.as_recorded, worst).max():
         return None
     rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
     duration = case.recording.duration_ns.copy()
@@ -159,7 +158,7 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction |
     waited_ns = _together(case, waits, is_other)
     others = np.unique(case.rank[waits.rows[is_other]]).tolist()
     what = "its compute kernels take" if root.form == STRAGGLER else "its transfers take"
-    cause = "as the same kernels elsewhere" if root.form == STRAGGLER else "as those of other ranks"
+    cause = _elsewhere(case) if root.form == STRAGGLER else "as those of other ranks"
     advice = _STRAGGLER_ADVICE if root.form == STRAGGLER else _SLOW_LINK_ADVICE
     return Finding(
         code=CODE,
@@ -185,11 +184,19 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction |
     )
 
 
+def _elsewhere(case: Case) -> str:
+    """Return what a slow rank's kernels are compared with, for people."""
+    if find_speeds(case).has_shares:
+        return "as those elsewhere, each for its share of the causal mask"
+    return "as the same kernels elsewhere"
+
+
 def _confidence(case: Case, prediction: Prediction | None) -> str:
     """Return how sure it is that a rank's measured slowness is what others wait for."""
     if not case.is_exact:  # on a busy machine threads of an emulated device are slow in turns
         return LOW
-    return without_peers(case, MEDIUM if has_unknown_waits(case) else HIGH) if prediction else MEDIUM
+    is_doubtful = has_unknown_waits(case) or find_speeds(case).has_shares
+    return without_peers(case, MEDIUM if is_doubtful else HIGH) if prediction else MEDIUM
 
 
 def _evidence(case: Case, waits: PeerWaits, rank: int) -> list[Evidence]:
@@ -247,7 +254,7 @@ def _speed(case: Case, speeds: RankSpeeds, rank: int) -> str:
     if rank not in speeds.ranks:
         return f"what rank {rank} itself does is not looked at here"
     place = speeds.ranks.index(rank)
-    compute = "compute" if is_comparable(case, speeds) else "beside_attention"
+    compute = "beside_attention" if speeds.has_shares else "compute"
     slow, usual, unknown = list[str](), list[str](), list[str]()
     for what, name, least in (("kernels", compute, SLOWER), ("transfers", "transfer", SLOWER_LINK)):
         ratio = float(getattr(speeds, name)[place])

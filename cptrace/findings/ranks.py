@@ -12,6 +12,7 @@ import pandas as pd
 from cptrace import intervals
 from cptrace.classify import is_attention
 from cptrace.findings.case import Case
+from cptrace.findings.schedule import attention_shares
 from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
@@ -47,21 +48,26 @@ class RankSpeeds:
 
     Attributes:
         ranks: Ranks, ascending.
-        compute: Duration of the same compute kernels, float64 of shape (R,).
+        compute: Duration of the same compute kernels, float64 of shape (R,); of attention that is known to be of
+            unequal work, per unit of that.
+        as_recorded: The same whatever the work, float64 of shape (R,).
         attention: Time of all attention, float64 of shape (R,).
         n_attention: Number of attention ops, int64 of shape (R,).
         transfer: Duration of the same transfers once all had arrived, float64 of shape (R,).
         beside_attention: As `compute`, of all kernels but attention: the same on all ranks where attention is not.
+        has_shares: Whether attention is of unequal work, which the schedule tells.
         compared: Which of these were measured, for want of the same ops on all ranks the others are 1: of `compute`,
-            `transfer` and `beside_attention`.
+            `as_recorded`, `transfer` and `beside_attention`.
     """
 
     ranks: tuple[int, ...]
     compute: Float64Array
+    as_recorded: Float64Array
     attention: Float64Array
     n_attention: Int64Array
     transfer: Float64Array
     beside_attention: Float64Array
+    has_shares: bool
     compared: frozenset[str]
 
     def outlier(self, ratios: Float64Array, threshold: float) -> int | None:
@@ -154,8 +160,10 @@ def _find_speeds(case: Case) -> RankSpeeds:
     duration = case.end_ns - case.start_ns
     totals = np.array([duration[attention & (case.rank == rank)].sum() for rank in ranks], np.float64)
     counts = np.array([np.count_nonzero(attention & (case.rank == rank)) for rank in ranks], np.int64)
+    shares = attention_shares(case, counts)
     found = {
-        "compute": _ratios(case, is_compute, duration),
+        "compute": _ratios(case, is_compute, _per_share(case, duration, shares)),
+        "as_recorded": _ratios(case, is_compute, duration),
         "transfer": _ratios(case, _is_transfer(case) & case.scope.is_inside, case.recording.duration_ns),
         "beside_attention": _ratios(case, is_compute & ~is_attention(case.ops), duration),
     }
@@ -164,9 +172,20 @@ def _find_speeds(case: Case) -> RankSpeeds:
         ranks=ranks,
         attention=totals / max(_lower_median(totals), 1.0),
         n_attention=counts,
+        has_shares=shares is not None,
         compared=frozenset(name for name, ratios in found.items() if ratios is not None),
         **{name: as_usual if ratios is None else ratios for name, ratios in found.items()},
     )
+
+
+def _per_share(case: Case, duration_ns: Int64Array, shares: Float64Array | None) -> Float64Array:
+    """Return durations in ns, those of attention per unit of the work that each rank's share of it is."""
+    found = duration_ns.astype(np.float64)
+    if shares is not None:
+        attention = is_attention(case.ops)
+        for rank, share in zip(case.scope.ranks, shares.tolist(), strict=True):
+            found[attention & (case.rank == rank)] /= share
+    return found
 
 
 def _is_transfer(case: Case) -> BoolArray:
@@ -178,7 +197,7 @@ def _is_transfer(case: Case) -> BoolArray:
     return which
 
 
-def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array) -> Float64Array | None:
+def _ratios(case: Case, which: BoolArray, duration_ns: Int64Array | Float64Array) -> Float64Array | None:
     """Return how long each rank takes for the same ops, as a ratio to the lower median of the ranks; None without any.
 
     Ops are the same if they have the same name and place (kind, pass and hop); kinds count by the time they take.

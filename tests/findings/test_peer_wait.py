@@ -52,6 +52,33 @@ def test_work_that_is_graded_over_the_ranks_is_no_straggler(tmp_path: Path) -> N
     assert not findings(report).keys() & {STRAGGLER, SKEW}
 
 
+CONTIGUOUS = {"device_kind": "cuda", "causal": True, "layout": "contiguous"}
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_a_straggler_among_ranks_of_unequal_work(tmp_path: Path, n_ranks: int) -> None:
+    """
+    rank 0   [0]                   a causal mask over contiguous chunks: rank r has (2r + 1) units of work in each op,
+    rank 1   [ 0      ]            and the last rank takes twice as long as that
+    """
+    units = [2 * rank + 1 for rank in range(n_ranks)]
+    sound = Ring(n_ranks=n_ranks, attention_ns=tuple(unit * 200_000 for unit in units))
+    slow = sound.but(attention_ns=(*sound.attention_ns[:-1], 2 * sound.attention_ns[-1]))
+    how = {**CONTIGUOUS, "cp_size": n_ranks, "scheme": "all_gather"}
+    row = findings(report_of(slow.hosts(), tmp_path, **how))[STRAGGLER]
+    assert (row["rank"], row["confidence"]) == (n_ranks - 1, "medium")
+    assert row["predicted_step_ns"] == pytest.approx(step_ns(sound.hosts()), rel=0.02)
+    assert "2.00 times as long as those elsewhere, each for its share of the causal mask" in row["summary"]
+    assert STRAGGLER not in findings(report_of(sound.hosts(), tmp_path, **how))
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_kernels_that_compute_what_the_mask_hides_make_no_straggler(tmp_path: Path, n_ranks: int) -> None:
+    """Each rank computes as much, whatever share of it the mask leaves."""
+    how = {**CONTIGUOUS, "cp_size": n_ranks, "scheme": "all_gather"}
+    assert STRAGGLER not in findings(report_of(Ring(n_ranks=n_ranks).hosts(), tmp_path, **how))
+
+
 def test_a_slow_link(tmp_path: Path) -> None:
     """One rank's transfers take four times as long, from when all that take part are there."""
     ring = Ring(transfer_ns=(400_000, 1_600_000, 400_000, 400_000))
