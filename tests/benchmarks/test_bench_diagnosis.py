@@ -91,3 +91,23 @@ def test_a_fault_that_costs_nothing_need_not_be_found() -> None:
     assert report([verdict(), hidden], "virtual")[1]
     assert not report([verdict(), replace(hidden, step_ns=102.0)], "virtual")[1]
     assert not report([verdict(), verdict(faults=("no-wait",), step_ns=100.0)], "virtual")[1]
+
+
+def test_what_one_fault_costs_beside_another_is_counted_beside_that_one() -> None:
+    """Without waits the shared communicator delays nobody: on this link nothing of it shows."""
+    both = ("no-wait", "shared-communicator")
+    race = verdict("missing-event:race", faults=("no-wait",), step_ns=100.0)
+    pair = verdict("missing-event:race", faults=both, step_ns=100.5)
+    assert report([verdict(), race, pair], "virtual")[1]
+    assert not report([verdict(), race, replace(pair, step_ns=102.0)], "virtual")[1]
+    assert not report([verdict(), pair], "virtual")[1], "what it costs was not measured"
+
+
+def test_pairs_are_tried_beside_each_of_their_faults_on_the_same_link() -> None:
+    pairs = list(
+        trials(parse(["--pairs", "--seeds", "0", "--cp-sizes", "4", "--schemes", "all_gather_sliced"]))
+    )
+    links = {trial.spec.link_gbps for trial in pairs if trial.injected == "no-wait + shared-communicator"}
+    assert len(links) == 2
+    there = {trial.spec for trial in with_sound_runs(pairs)}
+    assert all(replace(pair.spec, faults=(fault,)) in there for pair in pairs for fault in pair.faults)
