@@ -3,14 +3,12 @@
     rank 0   [ waiting for rank 1 | transfer ]
     rank 1                        [ transfer ]
 
-A communication kernel starts when its own rank gets there and spins until its peers do. Ops of different ranks are
-matched by our labels, which name the transfer and its peers, so that for a ring hop only the neighbours count. Without
-labels they are matched by order: the k-th op of a name on one rank with the k-th on the others. That is believed only
-if each rank has as many, and if matched ops end together, as the parts of one collective do. The spread of those ends
-is the uncertainty of the split.
+A communication kernel starts when its own rank gets there and spins until its peers do. `cptrace.matching` tells which
+ops of different ranks meet. What was matched by order alone is believed only if matched ops end together, as the parts
+of one collective do. The spread of those ends is the uncertainty of the split.
 
-Only ranks of one file are matched: they share a clock. Where they do not, causality tells: an op that meets others
-cannot end before they have started.
+Ranks of one file share a clock, and those of several are put on one by `cptrace.clocks`. Where they still differ,
+causality tells: an op that meets others cannot end before they have started.
 
     rank 0   [ transfer ]
     rank 1                  [ transfer ]     one and the same, on clocks that differ
@@ -18,28 +16,23 @@ cannot end before they have started.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from cptrace import labels
 from cptrace.classify import COMM
-from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
-from cptrace.launches import Launches, closed_ranges, distinct_names, innermost_ranges, names_match
+from cptrace.launches import Launches
+from cptrace.matching import BY_ORDER, Matched, match_transfers
 from cptrace.outcome import NotApplicable
 from cptrace.trace import Trace
 from cptrace.units import format_ns
 
-BY_LABEL: Final = "label"
-BY_ORDER: Final = "order"
-
 _TIMES: Final = ("start_ns", "end_ns", "rank")
-_COMM_LABEL: Final = rf"^({'|'.join(labels.COMMUNICATION)})( |$)"
-_MAX_END_SPREAD_NS: Final = 100_000
+MAX_END_SPREAD_NS: Final = 100_000
+"""Parts of one collective end together; further apart than this (median) they are not what they are taken for."""
 # Parts of one collective end within 1 to 7 us of each other in reports of one node: so well GPUs are put on one clock.
 # Clocks of different nodes, and of profilers that started apart, differ by milliseconds.
 _MAX_CLOCK_ERROR_NS: Final = 10_000
@@ -115,10 +108,21 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
             "it needs the communication of at least two ranks on one clock, and this file has that of one, so"
             f" {_TAKEN_AS_RECORDED}; {_how_to_record_all(trace)}",
         )
-    texts, has_label = comm_labels(trace, launches, rows)
-    if has_label.all():
-        return _match_labels(trace, rows, texts)
-    return _match_by_order(trace, rows)
+    matched = match_transfers(trace, launches, rows)
+    if matched is None:
+        return NotApplicable(
+            _ANALYSIS,
+            "ranks do not have the same number of each communication op, so which belong together cannot be told;"
+            " record whole steps on all ranks",
+        )
+    found = _arrivals(trace, rows, matched)
+    if matched.basis == BY_ORDER and found.end_spread_ns > MAX_END_SPREAD_NS:
+        return NotApplicable(
+            _ANALYSIS,
+            f"ops matched by their order end {found.end_spread_ns} ns apart (median), where the parts of one"
+            " collective end together; the clocks of the ranks differ, or they belong to different process groups",
+        )
+    return _clocks_differ(trace, rows, matched) or found
 
 
 def _how_to_record_all(trace: Trace) -> str:
@@ -131,115 +135,16 @@ def _how_to_record_all(trace: Trace) -> str:
     return f"a report of a whole node has it ({_AROUND_THE_LAUNCHER})"
 
 
-def comm_labels(trace: Trace, launches: Launches, rows: Int64Array) -> tuple[pd.Categorical, BoolArray]:
-    """Return the text of our communication label around the launch of each op, and whether there is one.
-
-    Args:
-        trace: Classified trace.
-        launches: The launching call of each op.
-        rows: Rows in the table of ops.
-    """
-    codes = np.full(len(rows), -1, np.int64)
-    if labels.DOMAIN not in trace.ranges["domain"].cat.categories:
-        return pd.Categorical.from_codes(codes, categories=pd.Index([], dtype="str")), codes >= 0
-    ranges = closed_ranges(trace.ranges[(trace.ranges["domain"] == labels.DOMAIN).to_numpy()])
-    ranges = ranges[names_match(ranges["name"], _COMM_LABEL)]
-    texts, slot = distinct_names(ranges["name"])
-    launched = np.flatnonzero(launches.is_known[rows])
-    if len(ranges) and len(launched):
-        calls = launches.call[rows[launched]]
-        thread, instant = (trace.api_calls[name].to_numpy()[calls] for name in ("thread", "start_ns"))
-        found, is_found = innermost_ranges(ranges, thread, instant)
-        codes[launched] = np.where(is_found, slot[found], -1)
-    return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str")), codes >= 0
-
-
-def _match_labels(trace: Trace, rows: Int64Array, texts: pd.Categorical) -> Arrivals | NotApplicable:
-    """Match by what labels say: the same transfer, counted on each rank, and its peers."""
-    parsed = [_transfer_and_peers(text) for text in texts.categories]
-    transfer = pd.factorize(np.array([key for key, _ in parsed], object))[0][texts.codes]
-    rank = trace.ops["rank"].to_numpy()[rows].astype(np.int64)
-    turn = (
-        pd.DataFrame({"rank": rank, "transfer": transfer}).groupby(["rank", "transfer"]).cumcount().to_numpy()
-    )
-    n_peers = np.array([len(peers) for _, peers in parsed], np.int64)[texts.codes]
-    op = np.repeat(np.arange(len(rows)), n_peers)
-    all_peers = np.array([peer for _, peers in parsed for peer in peers], np.int64)
-    first = np.cumsum([0] + [len(peers) for _, peers in parsed])[texts.codes]
-    peer = all_peers[np.arange(len(op)) - np.repeat(np.cumsum(n_peers) - n_peers - first, n_peers)]
-    key = pd.MultiIndex.from_arrays([rank, transfer, turn])
-    partner = key.get_indexer(pd.MultiIndex.from_arrays([peer, transfer[op], turn[op]]))
-    is_ring = np.array([key.partition(" ")[0] == labels.SEND_RECV for key, _ in parsed], bool)[texts.codes]
-    met = _Met(op[partner >= 0], partner[partner >= 0], number_groups(transfer, turn)[0], is_ring)
-    if trouble := _clocks_differ(trace, rows, met, BY_LABEL):
-        return trouble
-    absent = np.setdiff1d(peer[partner < 0], rank)
-    return replace(_arrivals(trace, rows, op, partner, BY_LABEL), absent_ranks=tuple(absent.tolist()))
-
-
-def _transfer_and_peers(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return a label without its peers, and the peers that it names."""
-    label = labels.parse_label(text)
-    peers = label.fields.get("peers", "") if label is not None else ""
-    words = [word for word in text.split(" ") if not word.startswith("peers=")]
-    return " ".join(words), tuple(int(peer) for peer in peers.split(",") if peer.isdecimal())
-
-
-def _match_by_order(trace: Trace, rows: Int64Array) -> Arrivals | NotApplicable:
-    """Match the k-th op of each name on every rank, and believe it if they end together."""
-    ops = trace.ops.iloc[rows]
-    rank, name = ops["rank"].to_numpy().astype(np.int64), ops["name"].cat.codes.to_numpy().astype(np.int64)
-    turn = pd.DataFrame({"rank": rank, "name": name}).groupby(["rank", "name"]).cumcount().to_numpy()
-    group, _ = pd.factorize(name * (int(turn.max()) + 1) + turn)
-    ranks = np.unique(rank)
-    if np.any(np.bincount(group) != len(ranks)):
-        return NotApplicable(
-            _ANALYSIS,
-            "ranks do not have the same number of each communication op, so which belong together cannot be told;"
-            " record whole steps on all ranks",
-        )
-    end = ops["end_ns"].to_numpy()
-    spread = _highest(end, group) - _lowest(end, group)
-    median = int(np.median(spread))
-    if median > _MAX_END_SPREAD_NS:
-        return NotApplicable(
-            _ANALYSIS,
-            f"ops matched by their order end {median} ns apart (median), where the parts of one collective end"
-            " together; the clocks of the ranks differ, or they belong to different process groups",
-        )
-    last = _highest(ops["start_ns"].to_numpy(), group)[group]
-    op, partner = _all_others(np.argsort(group, kind="stable").reshape(-1, len(ranks)))
-    if trouble := _clocks_differ(trace, rows, _Met(op, partner, group, np.zeros(len(rows), bool)), BY_ORDER):
-        return trouble
-    return Arrivals(rows, last, np.ones(len(rows), bool), BY_ORDER, median, rows[op], rows[partner])
-
-
-class _Met(NamedTuple):
-    """Which of C communication ops meet.
-
-    Attributes:
-        op: Place of an op among them, once for each other one in its transfer, int64 of shape (M,).
-        partner: Place of that other one, int64 of shape (M,).
-        transfer: Number of the transfer of each op, the same on all ranks, int64 of shape (C,).
-        is_ring: Whether each op may be one hop of a ring, bool of shape (C,): it needs what it receives, but what it
-            sends may lie in a buffer until the receiver comes.
-    """
-
-    op: Int64Array
-    partner: npt.NDArray[np.integer]
-    transfer: Int64Array
-    is_ring: BoolArray
-
-
-def _clocks_differ(trace: Trace, rows: Int64Array, met: _Met, basis: str) -> NotApplicable | None:
+def _clocks_differ(trace: Trace, rows: Int64Array, matched: Matched) -> NotApplicable | None:
     """Return that ops of one transfer cannot have happened at the times that they have; None where they can.
 
     Args:
         trace: Classified trace.
         rows: Rows of communication ops, int64 of shape (C,).
-        met: Which of them meet.
-        basis: What they were matched by.
+        matched: Which of them meet.
     """
+    is_found = matched.partner >= 0
+    met = matched._replace(op=matched.op[is_found], partner=matched.partner[is_found])
     # Copies within one GPU wait until the data are ready, not until the peer copies too; and it has one clock.
     if not len(met.op) or trace.meta.run.get("transport") == labels.LOCAL_D2D:
         return None
@@ -256,7 +161,7 @@ def _clocks_differ(trace: Trace, rows: Int64Array, met: _Met, basis: str) -> Not
     if not np.any(n_wrong > _MAX_IMPOSSIBLE * n_met):
         return None
     why = "the clocks of the ranks differ, or the recording of some began later"
-    if basis == BY_ORDER:
+    if met.basis == BY_ORDER:
         why = "the clocks of the ranks differ, or these ops belong to different process groups"
     return NotApplicable(
         _ANALYSIS,
@@ -267,7 +172,7 @@ def _clocks_differ(trace: Trace, rows: Int64Array, met: _Met, basis: str) -> Not
     )
 
 
-def _may_be_buffered(met: _Met, rank: Int64Array, pair: Int64Array) -> BoolArray:
+def _may_be_buffered(met: Matched, rank: Int64Array, pair: Int64Array) -> BoolArray:
     """Return which pairs, in which one ends before the other starts, may be of a sender that was ahead of its receiver.
 
     A ring sends one way round. Who is ahead of the next, and of no rank before it, may have sent into a buffer; where
@@ -293,17 +198,9 @@ def _may_be_buffered(met: _Met, rank: Int64Array, pair: Int64Array) -> BoolArray
     return np.asarray(met.is_ring[met.op[pair]] & ~is_both)
 
 
-def _all_others(members: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return each member of each row of a table, with each other member of that row."""
-    n_members = members.shape[1]
-    one, other = np.nonzero(~np.eye(n_members, dtype=bool))
-    return members[:, one].ravel(), members[:, other].ravel()
-
-
-def _arrivals(
-    trace: Trace, rows: Int64Array, op: Int64Array, partner: npt.NDArray[np.integer], basis: str
-) -> Arrivals:
-    """Return the arrivals of ops that have partners, as pairs of places in `rows`; -1 where a partner is missing."""
+def _arrivals(trace: Trace, rows: Int64Array, matched: Matched) -> Arrivals:
+    """Return the arrivals of communication ops, of which some meet."""
+    op, partner = matched.op, matched.partner
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     is_matched = np.ones(len(rows), bool)
     is_matched[op[partner < 0]] = False
@@ -316,14 +213,13 @@ def _arrivals(
     last = np.where(is_matched, last, start)
     median = int(np.median(spread)) if len(spread) else 0
     is_told = is_matched[op]
-    return Arrivals(rows, last, is_matched, basis, median, rows[op[is_told]], rows[partner[is_told]])
-
-
-def _highest(values: Int64Array, group: Int64Array) -> Int64Array:
-    highest = np.full(int(group.max()) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(highest, group, values)
-    return highest
-
-
-def _lowest(values: Int64Array, group: Int64Array) -> Int64Array:
-    return -_highest(-values, group)
+    return Arrivals(
+        rows=rows,
+        last_ns=last,
+        is_matched=is_matched,
+        basis=matched.basis,
+        end_spread_ns=median,
+        partner_op=rows[op[is_told]],
+        partner=rows[partner[is_told]],
+        absent_ranks=matched.absent_ranks,
+    )

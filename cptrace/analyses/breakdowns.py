@@ -16,8 +16,8 @@ from cptrace.analyses.scope import Lane, Scope, device_work_missing
 from cptrace.classify import COMM, ROLES
 from cptrace.groups import group_rows, number_groups
 from cptrace.intervals import Int64Array, Intervals
+from cptrace.matching import comm_labels
 from cptrace.outcome import NotApplicable
-from cptrace.peers import comm_labels
 from cptrace.units import NS_PER_UNIT
 
 

@@ -25,6 +25,7 @@ LAYERS = (
     ("cptrace.launches",),
     ("cptrace.classify", "cptrace.dependencies"),
     ("cptrace.recognition",),
+    ("cptrace.matching",),
     ("cptrace.peers",),
     ("cptrace.replay",),
     ("cptrace.noise", "cptrace.timeline", "cptrace.report"),
