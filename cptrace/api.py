@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,16 +21,17 @@ from cptrace.analyses.scope import Scope, device_work_missing
 from cptrace.analyses.start_causes import CLOCK_TOLERANCE_NS, by_cause
 from cptrace.analyses.timeline import make_timeline
 from cptrace.comparison import Comparison, compare_reports
-from cptrace.errors import SourceError, TraceError, UsageError
+from cptrace.errors import SourceError, UsageError
 from cptrace.findings import Case, diagnose, make_case
 from cptrace.findings.finding import importance
+from cptrace.joined import TOO_LARGE, is_too_large, join_job, joined_notes, number_ranks, one_by_one
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
 from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions
 from cptrace.sources import Readings, read_trace
 from cptrace.timeline import Timeline
-from cptrace.trace import Trace
+from cptrace.trace import Note, Trace
 from cptrace.units import format_ns
 
 _MAX_UNCLASSIFIED_NAMES: Final = 10
@@ -134,65 +135,63 @@ def analyze_readings(readings: Readings, options: AnalyzeOptions | None = None) 
         CptraceError: As `analyze`.
     """
     options = options or AnalyzeOptions()
-    request = options.scope
     parts: list[_Part] = []
     paths: dict[int, str] = {}
+    held: list[Trace] = []
     for trace in readings:
-        trace = _number_ranks(trace, paths)
-        here = trace.ranks["rank"].tolist()
-        wanted = tuple(rank for rank in request.ranks if rank in here)
-        is_asked_for = not request.ranks or bool(wanted)
-        if is_asked_for:
-            parts.append(_analyze_one(trace, replace(options, scope=replace(request, ranks=wanted))))
-        else:
-            parts.append(_Part(_input(trace)))
-    unknown = sorted(set(request.ranks) - paths.keys())
+        held.append(number_ranks(trace, paths))
+        if parts or is_too_large(held):
+            parts += [_analyze_one(one, options) for one in held]
+            held = []
+    _check_ranks(options.scope.ranks, paths)
+    if parts:
+        parts += [_analyze_one(one, options) for one in held]
+        return _combine(parts, [one_by_one(TOO_LARGE)] if len(parts) > 1 else [])
+    return _analyze_job(held, options)
+
+
+def _check_ranks(wanted: Iterable[int], paths: Mapping[int, str]) -> None:
+    unknown = sorted(set(wanted) - paths.keys())
     if unknown:
         there = ", ".join(map(str, sorted(paths))) or "(none)"
-        raise UsageError(f"rank {unknown[0]} is not in {', '.join(_paths(parts))}; the ranks are {there}")
-    return _combine(parts)
+        files = ", ".join(dict.fromkeys(paths.values()))
+        raise UsageError(f"rank {unknown[0]} is not in {files}; the ranks are {there}")
 
 
-def _number_ranks(trace: Trace, paths: dict[int, str]) -> Trace:
-    """Return the trace with ranks that no earlier trace has, and add them to the paths of ranks.
-
-    Ranks recorded with a run keep their numbers; the others are counted on from file to file. They keep theirs where
-    those are free: a source that knows the size of the job numbers what is no rank of it from there on.
-    """
-    ranks, is_recorded = (trace.ranks[name].to_numpy() for name in ("rank", "is_recorded"))
-    first_free = max([*paths, *ranks[is_recorded].tolist()], default=-1) + 1
-    shift = first_free - int(ranks[~is_recorded].min(initial=first_free))
-    numbers = np.where(is_recorded, ranks, ranks + shift).astype(ranks.dtype)
-    for number in numbers.tolist():
-        if number in paths:
-            raise TraceError(
-                f"rank {number} is in {paths[number]} and in {trace.meta.path}; give the files of one job, each once,"
-                " or analyze them one by one"
-            )
-        paths[number] = trace.meta.path
-    if np.array_equal(numbers, ranks):
-        return trace
-    place = np.searchsorted(ranks, trace.ops["rank"].to_numpy())
-    return replace(trace, ops=trace.ops.assign(rank=numbers[place]), ranks=trace.ranks.assign(rank=numbers))
+def _analyze_job(traces: Sequence[Trace], options: AnalyzeOptions) -> Report:
+    """Return the report of traces that are in memory: of all as one where their clocks can be put on one."""
+    joined = join_job(traces) if len(traces) > 1 else None
+    if joined is None or isinstance(joined, NotApplicable):
+        parts = [_analyze_one(trace, options) for trace in traces]
+        return _combine(parts, [] if joined is None else [one_by_one(joined.reason)])
+    part = _analyze_one(joined.trace, options)
+    metas = [trace.meta for trace in traces]
+    notes = [row for meta in metas for row in _notes(meta.path, meta.notes)]
+    notes += _notes(joined.trace.meta.path, joined_notes(joined, traces))
+    part.coverage["notes"] = notes + part.coverage["notes"]
+    part.coverage["clocks"] = [
+        {"path": meta.path, "shift_ns": shift, "error_ns": joined.error_ns}
+        for meta, shift in zip(metas, joined.shift_ns.tolist(), strict=True)
+    ]
+    return _combine([replace(part, inputs=tuple(_input(trace) for trace in traces))], [])
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one trace contributes to a report; nothing but its input where none of its ranks was asked for."""
+    """What one trace contributes to a report; nothing but its inputs where none of its ranks was asked for."""
 
-    input: Row
+    inputs: tuple[Row, ...]
     sections: dict[str, tuple[Row, ...]] = field(default_factory=dict)
     not_applicable: tuple[NotApplicable, ...] = ()
     coverage: dict[str, Any] = field(default_factory=dict)
     timeline: Timeline | None = None
 
 
-def _paths(parts: Iterable[_Part]) -> list[str]:
-    return [part.input["path"] for part in parts]
-
-
 def _analyze_one(trace: Trace, options: AnalyzeOptions) -> _Part:
-    scope = make_scope(trace, options.scope)
+    wanted = tuple(rank for rank in options.scope.ranks if rank in trace.ranks["rank"].tolist())
+    if options.scope.ranks and not wanted:
+        return _Part((_input(trace),))
+    scope = make_scope(trace, replace(options.scope, ranks=wanted))
     sections: dict[str, tuple[Row, ...]] = {}
     not_applicable = list(_hidden(scope))
     if (reason := peers_missing(scope.arrivals)) is not None:
@@ -209,7 +208,7 @@ def _analyze_one(trace: Trace, options: AnalyzeOptions) -> _Part:
     if options.has_findings:
         not_applicable += _add_diagnosis(scope, sections, coverage)
     drawn = make_timeline(scope) if options.has_timeline else None
-    return _Part(_input(trace), sections, tuple(not_applicable), coverage, drawn)
+    return _Part((_input(trace),), sections, tuple(not_applicable), coverage, drawn)
 
 
 def _add_diagnosis(
@@ -281,11 +280,13 @@ def _coverage(scope: Scope) -> dict[str, Any]:
         "unclassified": list(_to_rows(_unclassified_names(scope))),
         "peers": [] if isinstance(scope.arrivals, NotApplicable) else [_peers(scope.arrivals)],
         "missing_tables": list(meta.missing_tables),
-        "notes": [
-            {"path": meta.path, "code": n.code, "text": n.text, "count": n.count}
-            for n in (*meta.notes, *long_pauses(scope))
-        ],
+        "notes": _notes(meta.path, (*meta.notes, *long_pauses(scope))),
+        "clocks": [],
     }
+
+
+def _notes(path: str, notes: Iterable[Note]) -> list[Row]:
+    return [{"path": path, "code": n.code, "text": n.text, "count": n.count} for n in notes]
 
 
 def _peers(arrivals: Arrivals) -> dict[str, Any]:
@@ -309,20 +310,26 @@ def _unclassified_names(scope: Scope) -> pd.DataFrame:
     return names.sort_values(["total_ns", "name"], ascending=[False, True]).head(_MAX_UNCLASSIFIED_NAMES)
 
 
-def _combine(parts: Sequence[_Part]) -> Report:
-    """Return one report of all traces."""
+def _combine(parts: Sequence[_Part], not_applicable: Sequence[NotApplicable]) -> Report:
+    """Return one report of all traces, with what cannot be told of them together."""
     sections: dict[str, list[Row]] = {section: [] for section in SECTIONS}
     for part in parts:
         for section, rows in part.sections.items():
             sections[section] += rows
     sections["findings"].sort(key=importance)
     return Report(
-        inputs=tuple(part.input for part in parts),
+        inputs=tuple(row for part in parts for row in part.inputs),
         sections={section: tuple(rows) for section, rows in sections.items()},
-        not_applicable=tuple(dict.fromkeys(entry for part in parts for entry in part.not_applicable)),
+        not_applicable=_once(not_applicable, (entry for part in parts for entry in part.not_applicable)),
         coverage=_combine_coverage([part.coverage for part in parts if part.coverage]),
         timeline=timeline.join(tuple(part.timeline for part in parts if part.timeline is not None)),
     )
+
+
+def _once(of_all: Sequence[NotApplicable], of_files: Iterable[NotApplicable]) -> tuple[NotApplicable, ...]:
+    """Return what cannot be told, each once: why all files cannot be taken together is why each alone cannot tell."""
+    names = {entry.analysis for entry in of_all}
+    return tuple(dict.fromkeys([*of_all, *(entry for entry in of_files if entry.analysis not in names)]))
 
 
 def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -339,6 +346,7 @@ def _combine_coverage(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "peers": [entry for part in parts for entry in part["peers"]],
         "missing_tables": missing,
         "notes": lists["notes"],
+        "clocks": [],
         "dependencies": [entry for part in parts for entry in part.get("dependencies", ())],
     }
 

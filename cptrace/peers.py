@@ -40,6 +40,7 @@ _MAX_IMPOSSIBLE: Final = 0.05
 _KINETO: Final = "kineto_json"
 _ANALYSIS: Final = "peer_wait"
 _TAKEN_AS_RECORDED: Final = "predictions take the other ranks as recorded and are less sure"
+_ALL_TOGETHER: Final = "or analyze the reports of all ranks together"
 _AROUND_THE_LAUNCHER: Final = "nsys profile around the launcher, not around each rank"
 
 
@@ -79,12 +80,12 @@ def peers_missing(arrivals: Arrivals | NotApplicable) -> NotApplicable | None:
     n_unmatched = int(np.count_nonzero(~arrivals.is_matched))
     if not n_unmatched:
         return None
-    where, record = "within this file", "record whole steps on all ranks"
+    where, record = "in the trace", "record whole steps on all ranks"
     if absent := arrivals.absent_ranks:
         where = (
-            f"on rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}, which this file has no work of"
+            f"on rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}, which the trace has no work of"
         )
-        record = f"a report of all ranks has it ({_AROUND_THE_LAUNCHER})"
+        record = f"a report of all ranks has it ({_AROUND_THE_LAUNCHER}), {_ALL_TOGETHER}"
     return NotApplicable(
         _ANALYSIS,
         f"{n_unmatched} of {len(arrivals.rows)} communication ops have peers that were not found {where}, so"
@@ -115,6 +116,8 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
             "ranks do not have the same number of each communication op, so which belong together cannot be told;"
             " record whole steps on all ranks",
         )
+    if (absent := _absent_by_order(trace, matched)) is not None:
+        return absent
     found = _arrivals(trace, rows, matched)
     if matched.basis == BY_ORDER and found.end_spread_ns > MAX_END_SPREAD_NS:
         return NotApplicable(
@@ -125,14 +128,26 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
     return _clocks_differ(trace, rows, matched) or found
 
 
+def _absent_by_order(trace: Trace, matched: Matched) -> NotApplicable | None:
+    """Return that of what was matched by order other parts are elsewhere; None where that is not known.
+
+    Labels name their peers; without them only the size of the job tells that some are missing.
+    """
+    n_here, n_ranks = len(trace.ranks), trace.meta.n_job_ranks
+    if matched.basis != BY_ORDER or n_ranks is None or n_here >= n_ranks:
+        return None
+    return NotApplicable(
+        _ANALYSIS,
+        f"the job has {n_ranks} ranks, and {n_here} of them are here: whether one of the others was the last to come is"
+        f" not known, so {_TAKEN_AS_RECORDED}; analyze the files of all ranks together",
+    )
+
+
 def _how_to_record_all(trace: Trace) -> str:
     """Return how to record all ranks on one clock, for one who has recorded this trace."""
     if trace.meta.format == _KINETO:
-        return (
-            "the PyTorch profiler writes one file per rank, each on a clock of its own; an Nsight Systems report of a"
-            f" whole node has all its ranks on one ({_AROUND_THE_LAUNCHER})"
-        )
-    return f"a report of a whole node has it ({_AROUND_THE_LAUNCHER})"
+        return "the PyTorch profiler writes one file per rank; analyze those of all ranks together"
+    return f"a report of a whole node has it ({_AROUND_THE_LAUNCHER}), {_ALL_TOGETHER}"
 
 
 def _clocks_differ(trace: Trace, rows: Int64Array, matched: Matched) -> NotApplicable | None:

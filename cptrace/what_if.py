@@ -22,11 +22,11 @@ from cptrace.analyses.scope import device_work_missing
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case, outcomes
 from cptrace.intervals import BoolArray, Int64Array
+from cptrace.joined import read_job
 from cptrace.names import finding_name
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times
 from cptrace.requests import WhatIfOptions
-from cptrace.sources import read_trace
 from cptrace.trace import Trace
 
 SCHEMA: Final = "cptrace.whatif/1"
@@ -101,16 +101,18 @@ class WhatIf:
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def whatif(source: str | os.PathLike[str] | Trace, options: WhatIfOptions) -> WhatIf:
+def whatif(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Trace, options: WhatIfOptions
+) -> WhatIf:
     """Return what a step of a recorded run would take with some changes.
 
     Args:
-        source: Path of a trace, or a trace.
+        source: Path of a trace, or paths of the ranks or nodes of one job, or a trace.
         options: What is to be different.
 
     Raises:
         SourceError: The file is missing, unreadable, damaged, of no known format or without device work.
-        TraceError: Its content contradicts itself.
+        TraceError: Its content contradicts itself, or several files cannot be put on one clock.
         UsageError: Nothing was asked for, or something that cannot be meant for this trace.
 
     Example:
@@ -118,12 +120,16 @@ def whatif(source: str | os.PathLike[str] | Trace, options: WhatIfOptions) -> Wh
     """
     wanted = parse_fixes(options.fixes)
     check_factors(options)
-    trace = source if isinstance(source, Trace) else read_trace(Path(source), options.read)
+    trace = source if isinstance(source, Trace) else read_job(_paths(source), options.read)
     missing = device_work_missing(trace, "whatif")
     if missing is not None:
         raise SourceError(f"cannot predict step times: {missing.reason}")
     case = make_case(make_scope(trace, options.scope))
     return _predict(case, wanted, options)
+
+
+def _paths(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    return [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(path) for path in source]
 
 
 class WantedFix(NamedTuple):

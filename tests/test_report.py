@@ -149,7 +149,7 @@ GOLDEN = {
             "analysis": "peer_wait",
             "reason": "it needs the communication of at least two ranks on one clock, and this file has that of one,"
             " so predictions take the other ranks as recorded and are less sure; a report of a whole node has it (nsys"
-            " profile around the launcher, not around each rank)",
+            " profile around the launcher, not around each rank), or analyze the reports of all ranks together",
             "missing": [],
         },
         {
@@ -175,6 +175,7 @@ GOLDEN = {
             "TARGET_INFO_GPU",
         ],
         "notes": [],
+        "clocks": [],
         "dependencies": [
             {
                 "path": "tiny.sqlite", "n_waits": 0, "n_waits_paired": 0, "n_event_edges": 0, "n_blocking_calls": 0,

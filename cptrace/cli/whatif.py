@@ -18,7 +18,8 @@ from cptrace.requests import ReadOptions, ScopeRequest, WhatIfOptions, parse_win
     help=f"""Predict the step time of a recorded run with findings mended, or with other links and devices.
 
 The recorded run is replayed with its waits, on all ranks together, as the predictions of findings are; several changes
-combine. Findings: {", ".join(CODES)}; `cptrace explain` says what each is.
+combine. Several files are the ranks or nodes of one job. Findings: {", ".join(CODES)}; `cptrace explain` says what each
+is.
 
 Examples:
 
@@ -26,7 +27,7 @@ Examples:
   cptrace whatif report.sqlite --fix single-buffer --fix missing-event:host-sync
   cptrace whatif report.sqlite --scale-transfer 0.5     # a link of twice the bandwidth""",
 )
-@click.argument("path", metavar="REPORT", type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--fix", "fixes", metavar="CODE[:FORM]", multiple=True, help="Mend this finding; may be repeated."
 )
@@ -53,7 +54,7 @@ Examples:
     "--drop-invalid", is_flag=True, help="Leave out device work with impossible times, and count it."
 )
 def whatif(
-    path: Path,
+    paths: tuple[Path, ...],
     fixes: tuple[str, ...],
     link_gbps: float | None,
     scale_transfer: float | None,
@@ -69,14 +70,14 @@ def whatif(
     scope = ScopeRequest(
         step_pattern=compile_pattern(step_range), window=None if window is None else parse_window(window)
     )
-    check_output(output, force=force, inputs=[path])
+    check_output(output, force=force, inputs=paths)
     from cptrace import (
         what_if,
     )  # here: pandas takes its time to import, and wrong options need not wait for it
     from cptrace.renderers import RenderOptions, whatif_text
 
     prediction = what_if.whatif(
-        path,
+        paths,
         WhatIfOptions(
             fixes, link_gbps, scale_transfer, scale_compute, ranks, scope, ReadOptions(drop_invalid)
         ),

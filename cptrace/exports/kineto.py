@@ -78,7 +78,8 @@ def _head(trace: Trace, identity: Identity, moved_ns: int) -> dict[str, Any]:
         "baseTimeNanoseconds": (meta.session_start_utc_ns or 0) - moved_ns,
     }
     if len(rows) == 1:
-        head["distributedInfo"] = {"backend": "nccl", "rank": rows[0]["rank"], "world_size": 1}
+        n_ranks = meta.n_job_ranks or 1
+        head["distributedInfo"] = {"backend": "nccl", "rank": rows[0]["rank"], "world_size": n_ranks}
     return head
 
 

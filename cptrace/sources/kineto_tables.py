@@ -110,6 +110,7 @@ def _meta(
         record_waits=_RECORD_WAITS,
         missing_tables=missing,
         notes=tuple(notes),
+        n_job_ranks=info.world_size or None,
     )
 
 

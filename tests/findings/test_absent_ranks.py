@@ -54,5 +54,5 @@ def test_a_rank_with_fewer_transfers_is_not_absent(tmp_path: Path) -> None:
     hosts = Ring(n_steps=2).hosts()
     hosts[3] = Ring(n_steps=1).hosts()[3]
     *_, reasons = _of("ring", tmp_path, hosts)
-    assert "not found within this file" in reasons["peer_wait"]
+    assert "not found in the trace" in reasons["peer_wait"]
     assert "record whole steps on all ranks" in reasons["peer_wait"]

@@ -73,7 +73,7 @@ Could not tell
  - peer_wait: it needs the communication of at least two ranks on one clock, and
  this file has that of one, so predictions take the other ranks as recorded and
  are less sure; a report of a whole node has it (nsys profile around the
- launcher, not around each rank)
+ launcher, not around each rank), or analyze the reports of all ranks together
  - traffic: bytes sent are compared with a scheme's formula, and this trace does
  not say which scheme ran; traces of `cptrace run` do
  - missing-event (race), shared-stream, single-buffer, shared-communicator,

@@ -55,7 +55,21 @@ def test_the_eight_ranks_of_dlrm():
 
 
 def test_the_files_of_a_job_may_come_in_any_order():
-    assert [row["rank"] for row in report(DLRM[5], DLRM[0])["ranks"]] == [5, 0]
+    assert [row["rank"] for row in report(DLRM[5], DLRM[0])["ranks"]] == [0, 5]
+    one, other = report(*DLRM), report(*reversed(DLRM))
+    in_order = {"inputs", "coverage", "schemes"}  # they name files
+    assert {key: one[key] for key in one.keys() - in_order} == {
+        key: other[key] for key in other.keys() - in_order
+    }
+
+
+def test_some_files_of_a_job_do_not_tell_who_came_last():
+    """Rank 7 did, in most collectives; without it another rank would be blamed."""
+    found = report(*DLRM[:7])
+    (reason,) = [entry["reason"] for entry in found["not_applicable"] if entry["analysis"] == "peer_wait"]
+    assert "the job has 8 ranks, and 7 of them are here" in reason
+    assert {row["peer_wait_ns"] for row in found["ranks"]} == {None}
+    assert "peer-wait" not in {row["code"] for row in found["findings"]}
 
 
 def test_four_streams():

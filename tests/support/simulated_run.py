@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.tiny_export import CUDA_EVENT, NONE, SYNCHRONIZATION, TinyExport, global_pid
@@ -187,18 +187,78 @@ def write(
         has_ranges: Whether it saw ranges other than the step's.
         **run: What the run says of itself; nothing for a run that is not one of ours.
     """
+    pids = [_FIRST_PID + host.rank for host in hosts]
+    export = _export(hosts, simulate(hosts), pids, has_records, has_ranges)
+    if run:
+        ranks = [
+            {"rank": host.rank, "pid": pid, "device": host.rank}
+            for host, pid in zip(hosts, pids, strict=True)
+        ]
+        export.run(ranks=ranks, **run)
+    return export.write(path)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clock of one file of a job.
+
+    Attributes:
+        ahead_ns: By how much its times are later than those of the simulation.
+        wall_error_ns: By how much its wall clock is ahead; None where the file does not say when recording began.
+    """
+
+    ahead_ns: int = 0
+    wall_error_ns: int | None = 0
+
+
+_EPOCH_NS = 1_790_000_000_000_000_000
+
+
+def write_each(hosts: Sequence[Host], folder: Path, clocks: Sequence[Clock], **run: object) -> list[Path]:
+    """Write the export of each rank of a run by itself, and return their paths; process ids are the same in all.
+
+    Args:
+        hosts: Programs of the ranks.
+        folder: Folder for the files.
+        clocks: Clock of each file.
+        **run: What the run says of itself; nothing for a run that is not one of ours.
+    """
+    paths = []
+    for host, times, clock in zip(hosts, simulate(hosts), clocks, strict=True):
+        export = _export([host], [_later(times, clock.ahead_ns)], [_FIRST_PID])
+        if clock.wall_error_ns is not None:
+            began = _EPOCH_NS - clock.ahead_ns + clock.wall_error_ns
+            export.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=began)
+        if run:
+            export.run(ranks=[{"rank": host.rank, "pid": _FIRST_PID, "device": host.rank}], **run)
+        paths.append(export.write(folder / f"rank{host.rank}.sqlite"))
+    return paths
+
+
+def _later(times: Run, ns: int) -> Run:
+    return replace(
+        times,
+        ops=[(start + ns, end + ns) for start, end in times.ops],
+        calls=[(start + ns, end + ns) for start, end in times.calls],
+        ranges=[(text, start + ns, end + ns) for text, start, end in times.ranges],
+    )
+
+
+def _export(
+    hosts: Sequence[Host],
+    runs: Sequence[Run],
+    pids: Sequence[int],
+    has_records: bool = True,
+    has_ranges: bool = True,
+) -> TinyExport:
     export = TinyExport()
-    for host, times in zip(hosts, simulate(hosts), strict=True):
-        pid = _FIRST_PID + host.rank
+    for host, times, pid in zip(hosts, runs, pids, strict=True):
         export.domain(1, "cptrace", pid=pid)
         for text, start, end in times.ranges:
             if has_ranges or text.startswith("step"):
                 export.range(text, start, end, pid=pid, domain=1)
         _write_calls(export, host, times, pid, has_records)
-    if run:
-        pids = [{"rank": host.rank, "pid": _FIRST_PID + host.rank, "device": host.rank} for host in hosts]
-        export.run(ranks=pids, **run)
-    return export.write(path)
+    return export
 
 
 def _write_calls(export: TinyExport, host: Host, times: Run, pid: int, has_records: bool) -> None:
