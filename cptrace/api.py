@@ -24,7 +24,15 @@ from cptrace.comparison import Comparison, compare_reports
 from cptrace.errors import SourceError, UsageError
 from cptrace.findings import Case, diagnose, make_case
 from cptrace.findings.finding import importance
-from cptrace.joined import TOO_LARGE, is_too_large, join_job, joined_notes, number_ranks, one_by_one
+from cptrace.joined import (
+    TOO_LARGE,
+    counted_notes,
+    is_too_large,
+    join_job,
+    joined_notes,
+    number_ranks,
+    one_by_one,
+)
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
 from cptrace.report import SECTIONS, Report, Row
@@ -160,14 +168,16 @@ def _check_ranks(wanted: Iterable[int], paths: Mapping[int, str]) -> None:
 
 def _analyze_job(traces: Sequence[Trace], options: AnalyzeOptions) -> Report:
     """Return the report of traces that are in memory: of all as one where their clocks can be put on one."""
-    joined = join_job(traces) if len(traces) > 1 else None
-    if joined is None or isinstance(joined, NotApplicable):
+    if len(traces) == 1:
+        return _combine([_analyze_one(traces[0], options)], [])
+    joined = join_job(traces)
+    if isinstance(joined, NotApplicable):
         parts = [_analyze_one(trace, options) for trace in traces]
-        return _combine(parts, [] if joined is None else [one_by_one(joined.reason)])
+        return _combine(parts, [one_by_one(joined.reason)], counted_notes(traces))
     part = _analyze_one(joined.trace, options)
     metas = [trace.meta for trace in traces]
     notes = [row for meta in metas for row in _notes(meta.path, meta.notes)]
-    notes += _notes(joined.trace.meta.path, joined_notes(joined, traces))
+    notes += _notes(joined.trace.meta.path, (*joined_notes(joined, traces), *counted_notes(traces)))
     part.coverage["notes"] = notes + part.coverage["notes"]
     part.coverage["clocks"] = [
         {"path": meta.path, "shift_ns": shift, "error_ns": joined.error_ns}
@@ -310,18 +320,22 @@ def _unclassified_names(scope: Scope) -> pd.DataFrame:
     return names.sort_values(["total_ns", "name"], ascending=[False, True]).head(_MAX_UNCLASSIFIED_NAMES)
 
 
-def _combine(parts: Sequence[_Part], not_applicable: Sequence[NotApplicable]) -> Report:
-    """Return one report of all traces, with what cannot be told of them together."""
+def _combine(
+    parts: Sequence[_Part], not_applicable: Sequence[NotApplicable], notes: Sequence[Note] = ()
+) -> Report:
+    """Return one report of all traces, with what cannot be told, and what is to be noted, of them together."""
     sections: dict[str, list[Row]] = {section: [] for section in SECTIONS}
     for part in parts:
         for section, rows in part.sections.items():
             sections[section] += rows
     sections["findings"].sort(key=importance)
+    coverage = _combine_coverage([part.coverage for part in parts if part.coverage])
+    coverage["notes"] = [*coverage["notes"], *_notes(parts[0].inputs[0]["path"], notes)]
     return Report(
         inputs=tuple(row for part in parts for row in part.inputs),
         sections={section: tuple(rows) for section, rows in sections.items()},
         not_applicable=_once(not_applicable, (entry for part in parts for entry in part.not_applicable)),
-        coverage=_combine_coverage([part.coverage for part in parts if part.coverage]),
+        coverage=coverage,
         timeline=timeline.join(tuple(part.timeline for part in parts if part.timeline is not None)),
     )
 

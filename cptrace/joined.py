@@ -6,6 +6,7 @@ began, good to milliseconds, and then by collectives that they have in common, g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -310,9 +311,32 @@ def _meta(traces: Sequence[Trace]) -> TraceMeta:
         ),
         missing_tables=tuple(missing),
         notes=(),
-        n_files=len(metas),
         n_job_ranks=max((meta.n_job_ranks for meta in metas if meta.n_job_ranks), default=None),
     )
+
+
+def counted_notes(traces: Sequence[Trace]) -> list[Note]:
+    """Return by what ranks are numbered that no file tells, where that is the order of several files.
+
+    Args:
+        traces: Traces as `number_ranks` returns them, in the order of the files.
+    """
+    counted = [trace for trace in traces if not trace.ranks["is_recorded"].all()]
+    if len(traces) < 2 or not counted:
+        return []
+    text = "the files do not tell their ranks, which were counted in the order of the files"
+    paths = [trace.meta.path for trace in counted]
+    if paths != sorted(paths, key=_by_number):
+        rank, path = counted[-1].ranks["rank"].max(), paths[-1]
+        text += (
+            f", and that is not the order of the numbers in their names (rank {rank} is in {path}; a shell sorts 10"
+            " before 2): name them in the order of their ranks"
+        )
+    return [Note("counted-ranks", text)]
+
+
+def _by_number(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
 def joined_notes(joined: Joined, traces: Sequence[Trace]) -> list[Note]:

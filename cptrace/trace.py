@@ -45,7 +45,6 @@ class TraceMeta:
         record_waits: What to record such a trace with so that waits for events have their records.
         missing_tables: Source tables that are absent or empty, in the source's own names.
         notes: What a reader should know.
-        n_files: Number of files that the trace was joined from.
         n_job_ranks: Number of ranks of the job, where the file says so: more than are in it, as a rule.
     """
 
@@ -65,7 +64,6 @@ class TraceMeta:
     )
     missing_tables: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-    n_files: int = 1
     n_job_ranks: int | None = None
 
 

@@ -229,3 +229,30 @@ def _half(source: Path, target: Path, number: int, wall_error_ns: int) -> Path:
         f"UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + {wall_error_ns}",
     )
     return target
+
+
+@pytest.mark.parametrize(
+    ("names", "is_said"),
+    [
+        (("rank0", "rank1"), False),
+        (("rank10", "rank2"), True),
+        (("node1", "node0"), True),
+        (("b", "c"), False),
+    ],
+)
+def test_ranks_are_counted_in_the_order_of_files(tmp_path: Path, names: Sequence[str], is_said: bool) -> None:
+    """A shell gives rank10 before rank2."""
+    paths = write_each(Ring(n_ranks=2).hosts(), tmp_path, CLOCKS[:2])
+    renamed = [path.rename(tmp_path / f"{name}.sqlite") for path, name in zip(paths, names, strict=True)]
+    notes = {note["code"]: note["text"] for note in cptrace.analyze(renamed).coverage["notes"]}
+    assert ("in the order of their ranks" in notes["counted-ranks"]) == is_said
+    alone = cptrace.analyze(renamed[0]).coverage["notes"]
+    assert "counted-ranks" not in {note["code"] for note in alone}
+
+
+def test_recorded_ranks_need_no_order(tmp_path: Path) -> None:
+    run = {"scheme": "ring", "cp_size": 2}
+    paths = write_each(Ring(n_ranks=2).hosts(), tmp_path, CLOCKS[:2], **run)
+    one, other = (cptrace.analyze(order) for order in (paths, paths[::-1]))
+    assert one.rows("ranks") == other.rows("ranks")
+    assert "counted-ranks" not in {note["code"] for note in one.coverage["notes"]}
