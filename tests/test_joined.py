@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cptrace
 from cptrace import WhatIfOptions, joined
 from cptrace.errors import TraceError
+from cptrace.renderers import RenderOptions, html, text
 from cptrace.report import Report
 from cptrace.requests import AnalyzeOptions, ScopeRequest
 from tests.support.diagnosed import not_looked_for
@@ -55,7 +57,10 @@ def told(report: Report) -> list[dict[str, Any]]:
     """Return what findings say but for when in the trace, which depends on where its clock begins."""
     rows = [dict(row) for row in report.rows("findings")]
     for row in rows:
-        row["evidence"] = [{**entry, "start_ns": 0, "end_ns": 0} for entry in row["evidence"]]
+        row["evidence"] = [
+            {key: value for key, value in entry.items() if not key.startswith(("start", "end", "file"))}
+            for entry in row["evidence"]
+        ]
     return rows
 
 
@@ -256,3 +261,20 @@ def test_recorded_ranks_need_no_order(tmp_path: Path) -> None:
     one, other = (cptrace.analyze(order) for order in (paths, paths[::-1]))
     assert one.rows("ranks") == other.rows("ranks")
     assert "counted-ranks" not in {note["code"] for note in one.coverage["notes"]}
+
+
+def test_evidence_is_found_in_its_own_file_at_that_files_time(tmp_path: Path) -> None:
+    """What is a second on the joined clock may be a minute in the file that a person looks into."""
+    paths = write_each(Ring(n_ranks=3, n_buffers=1).hosts(), tmp_path, CLOCKS[:3])
+    report = cptrace.analyze(paths)
+    entries = [entry for row in report.rows("findings") for entry in row["evidence"]]
+    assert {entry["rank"] for entry in entries} == {0, 1, 2}
+    for entry in entries:
+        assert entry["file"] == str(paths[entry["rank"]])
+        alone = cptrace.open_trace(entry["file"]).ops
+        (row,) = np.flatnonzero(alone["correlation_id"] == entry["correlation_id"])
+        assert (alone["name"][row], alone["start_ns"][row]) == (entry["name"], entry["file_start_ns"])
+    shown = text.render(report, RenderOptions(width=200, has_details=True))
+    assert f" of rank{entries[0]['rank']}.sqlite for " in shown
+    page = html.render(report, RenderOptions())
+    assert f"{entries[0]['file_start_ns']:,} ns in rank{entries[0]['rank']}.sqlite" in page

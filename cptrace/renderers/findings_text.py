@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from rich.cells import cell_len, set_cell_size
@@ -137,8 +138,10 @@ def _evidence(entry: Mapping[str, Any]) -> Iterable[Any]:
     number = entry["correlation_id"]
     name = _cut(clean(function_name(entry["name"])), _MAX_NAME)
     yield _indented(f"- {clean(entry['what'])}: {name}")
+    start_ns, file = entry.get("file_start_ns", entry["start_ns"]), entry.get("file")
+    where = f" of {clean(PurePath(file).name)}" if file else ""
     yield _indented(
-        f"  at {format_instant(entry['start_ns'])} for {format_ns(entry['end_ns'] - entry['start_ns'])},"
+        f"  at {format_instant(start_ns)}{where} for {format_ns(entry['end_ns'] - entry['start_ns'])},"
         f" rank {entry['rank']}, stream {entry['stream']}, "
         + ("no correlation id" if number is None else f"correlation id {number}")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from cptrace.comparison import medians
@@ -132,7 +133,7 @@ def _evidence(rows: Sequence[Row], has_timeline: bool, is_open: bool) -> str:
             name(row["name"]),
             *(text(row.get(field, "-")) for field in ("rank", "stream")),
             format_ns(row["end_ns"] - row["start_ns"]),
-            f"{row['start_ns']:,} ns",
+            _from(row),
         )
         for row in rows
         if all(row.get(field) is not None for field in ("name", "start_ns", "end_ns"))
@@ -140,6 +141,12 @@ def _evidence(rows: Sequence[Row], has_timeline: bool, is_open: bool) -> str:
     columns = ("timeline" if has_timeline else "", "what", "operation", "rank", "stream", "duration", "from")
     state = " open" if is_open else ""
     return f"<details{state}><summary>Evidence</summary>{table(columns, lines, 3)}</details>" if lines else ""
+
+
+def _from(row: Row) -> str:
+    """Return when an operation starts in its file, and of several which that is."""
+    start = f"{row.get('file_start_ns', row['start_ns']):,} ns"
+    return f"{start} in {text(PurePath(row['file']).name)}" if row.get("file") else start
 
 
 def _jump(row: Row) -> str:
