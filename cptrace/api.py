@@ -24,15 +24,15 @@ from cptrace.comparison import Comparison, compare_reports
 from cptrace.errors import SourceError, UsageError
 from cptrace.findings import Case, diagnose, make_case
 from cptrace.findings.finding import importance
-from cptrace.joined import (
+from cptrace.job import (
     TOO_LARGE,
-    Joined,
     counted_notes,
     is_too_large,
     join_job,
     joined_notes,
     number_ranks,
     one_by_one,
+    with_files,
 )
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
@@ -189,25 +189,10 @@ def _analyze_job(traces: Sequence[Trace], options: AnalyzeOptions) -> Report:
         inputs=tuple(_input(trace) for trace in traces),
         sections={
             **part.sections,
-            "findings": _with_files(part.sections.get("findings", ()), joined, traces),
+            "findings": with_files(part.sections.get("findings", ()), joined, traces),
         },
     )
     return _combine([part], [])
-
-
-def _with_files(findings: Sequence[Row], joined: Joined, traces: Sequence[Trace]) -> tuple[Row, ...]:
-    """Return findings whose evidence says in which file it is found, and when on that file's own clock."""
-    place = {
-        rank: (trace.meta.path, shift)
-        for trace, shift in zip(traces, joined.shift_ns.tolist(), strict=True)
-        for rank in trace.ranks["rank"].tolist()
-    }
-
-    def found(entry: Row) -> Row:
-        path, shift_ns = place[entry["rank"]]
-        return {**entry, "file": path, "file_start_ns": entry["start_ns"] - shift_ns}
-
-    return tuple({**row, "evidence": [found(entry) for entry in row["evidence"]]} for row in findings)
 
 
 @dataclass(frozen=True, slots=True)

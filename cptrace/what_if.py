@@ -22,7 +22,7 @@ from cptrace.analyses.scope import device_work_missing
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case, outcomes
 from cptrace.intervals import BoolArray, Int64Array
-from cptrace.joined import read_job
+from cptrace.job import read_job
 from cptrace.names import finding_name
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times

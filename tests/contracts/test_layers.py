@@ -32,6 +32,7 @@ LAYERS = (
     ("cptrace.comparison", "cptrace.gates"),
     ("cptrace.sources",),
     ("cptrace.joined",),
+    ("cptrace.job",),
     ("cptrace.analyses",),
     ("cptrace.findings",),
     ("cptrace.what_if",),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cptrace
-from cptrace import WhatIfOptions, joined
+from cptrace import WhatIfOptions, job
 from cptrace.errors import TraceError
 from cptrace.renderers import RenderOptions, html, text
 from cptrace.report import Report
@@ -164,12 +164,12 @@ def test_files_of_different_runs_are_not_joined(tmp_path: Path) -> None:
 def test_too_many_ops_are_not_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_each(Ring(n_ranks=3).hosts(), tmp_path, CLOCKS[:3])
     n_ops = cptrace.analyze(paths[:1]).coverage["n_ops"]
-    monkeypatch.setattr(joined, "MAX_JOINED_OPS", 2 * n_ops)
+    monkeypatch.setattr(job, "MAX_JOINED_OPS", 2 * n_ops)
     report = cptrace.analyze(paths)
     assert "are not held in memory at once" in not_looked_for(report)["peer_wait"]
     assert [row["rank"] for row in report.rows("ranks")] == [0, 1, 2]
     assert "are not held" not in json.dumps(cptrace.analyze(paths[:2]).to_json())
-    monkeypatch.setattr(joined, "MAX_JOINED_OPS", n_ops - 1)
+    monkeypatch.setattr(job, "MAX_JOINED_OPS", n_ops - 1)
     assert "are not held" not in cptrace.analyze(paths[0]).to_json()
 
 
