@@ -37,19 +37,19 @@ class Offsets(NamedTuple):
     error_ns: int
 
 
-def ends_together(matched: Matched, collective: Any, n_ranks: int) -> BoolArray:
+def ends_together(matched: Matched, collective: Any) -> BoolArray:
     """Return which of C communication ops end when the other parts of their transfer do, bool of shape (C,).
 
     Args:
         matched: Which ops meet.
         collective: Kind of collective of each op, array of texts of shape (C,).
-        n_ranks: Ranks that communicate.
     """
-    if n_ranks <= _ALL_ARE_NEIGHBOURS:
-        return np.ones(len(matched.transfer), bool)
+    are_few = np.bincount(matched.transfer) <= _ALL_ARE_NEIGHBOURS
+    are_few[matched.transfer[matched.op[matched.partner < 0]]] = False  # there are more, elsewhere
+    are_neighbours = are_few[matched.transfer]
     if matched.basis == BY_LABEL:
-        return ~matched.is_ring
-    return np.isin(collective, _END_TOGETHER)
+        return np.asarray(~matched.is_ring | are_neighbours, bool)
+    return np.isin(collective, _END_TOGETHER) | are_neighbours
 
 
 def find_offsets(end_ns: Int64Array, clock: Int64Array, matched: Matched, which: BoolArray) -> Offsets | None:

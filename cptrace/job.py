@@ -42,6 +42,7 @@ _ANALYSIS: Final = "peer_wait"
 _MAX_WALL_CLOCK_ERROR_NS: Final = 50_000_000
 # GPUs of one host are put on one clock about as well as this, in one file or in several.
 _ONE_CLOCK_NS: Final = 10_000
+_COUNTED: Final = "counted-ranks"
 _OF_ONE_PROCESS: Final = ("ranks", "capture")
 
 
@@ -190,11 +191,11 @@ def _offsets(joined: Trace, traces: Sequence[Trace]) -> Offsets | NotApplicable:
     if without:
         return _cannot(f"{traces[without[0]].meta.path} has no communication to compare clocks by")
     matched = match_transfers(joined, launches, rows)
-    if matched is None:
+    if not (matched.partner >= 0).any():
         return _cannot(
             "the ranks do not have the same number of each communication op, so which belong together cannot be told"
         )
-    which = ends_together(matched, joined.ops["collective"].to_numpy()[rows], len(np.unique(rank)))
+    which = ends_together(matched, joined.ops["collective"].to_numpy()[rows])
     offsets = find_offsets(joined.ops["end_ns"].to_numpy()[rows], clock, matched, which)
     if offsets is None:
         return _cannot(
@@ -228,17 +229,19 @@ def counted_notes(traces: Sequence[Trace]) -> list[Note]:
         traces: Traces as `number_ranks` returns them, in the order of the files.
     """
     counted = [trace for trace in traces if not trace.ranks["is_recorded"].all()]
-    if len(traces) < 2 or not counted:
+    paths = [trace.meta.path for trace in counted]
+    is_said = all(_COUNTED in {note.code for note in trace.meta.notes} for trace in counted)
+    is_in_order = paths == sorted(paths, key=_by_number)
+    if len(traces) < 2 or (is_said and is_in_order):
         return []
     text = "the files do not tell their ranks, which were counted in the order of the files"
-    paths = [trace.meta.path for trace in counted]
-    if paths != sorted(paths, key=_by_number):
+    if not is_in_order:
         rank, path = counted[-1].ranks["rank"].max(), paths[-1]
         text += (
             f", and that is not the order of the numbers in their names (rank {rank} is in {path}; a shell sorts 10"
             " before 2): name them in the order of their ranks"
         )
-    return [Note("counted-ranks", text)]
+    return [Note(_COUNTED, text)]
 
 
 def _by_number(path: str) -> list[tuple[int, str]]:

@@ -1,13 +1,15 @@
 """Which communication ops of different ranks are parts of one transfer.
 
 They are matched by our labels, which name the transfer and its peers, so that for a ring hop only the neighbours
-count. Without labels they are matched by order: the k-th op of a name on one rank with the k-th on the others, if each
-rank has as many. Times play no part in it: `cptrace.clocks` finds from matched ops how far clocks differ, and
-`cptrace.peers` whether the match can be believed.
+count. Without labels they are matched by order: the k-th op of a name and process group on one rank with the k-th on
+the others of the group, if each has as many; where the trace tells no group, all ranks are taken for one. Times play
+no part in it: `cptrace.clocks` finds from matched ops how far clocks differ, and `cptrace.peers` whether the match can
+be believed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from cptrace import labels
 from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import Launches, closed_ranges, distinct_names, innermost_ranges, names_match
+from cptrace.process_groups import ProcessGroup, parse_group
 from cptrace.trace import Trace
 
 BY_LABEL: Final = "label"
@@ -36,7 +39,7 @@ class Matched(NamedTuple):
         is_ring: Whether each op may be one hop of a ring, bool of shape (C,): it needs what it receives, but what it
             sends may lie in a buffer until the receiver comes.
         basis: `label` or `order`.
-        absent_ranks: Ranks that labels name as peers and that did no device work in this trace, ascending.
+        absent_ranks: Ranks that labels or process groups name and that did no device work in this trace, ascending.
     """
 
     op: Int64Array
@@ -47,8 +50,8 @@ class Matched(NamedTuple):
     absent_ranks: tuple[int, ...] = ()
 
 
-def match_transfers(trace: Trace, launches: Launches, rows: Int64Array) -> Matched | None:
-    """Return which communication ops meet; None where ranks do not have the same number of each.
+def match_transfers(trace: Trace, launches: Launches, rows: Int64Array) -> Matched:
+    """Return which communication ops meet.
 
     Args:
         trace: Classified trace.
@@ -111,21 +114,55 @@ def _transfer_and_peers(text: str) -> tuple[str, tuple[int, ...]]:
     return " ".join(words), tuple(int(peer) for peer in peers.split(",") if peer.isdecimal())
 
 
-def _match_by_order(trace: Trace, rows: Int64Array) -> Matched | None:
-    """Match the k-th op of each name on every rank."""
+def _match_by_order(trace: Trace, rows: Int64Array) -> Matched:
+    """Match the k-th op of each name and process group on every rank of the group; without a group, on every rank."""
     ops = trace.ops.iloc[rows]
-    rank, name = ops["rank"].to_numpy().astype(np.int64), ops["name"].cat.codes.to_numpy().astype(np.int64)
-    turn = pd.DataFrame({"rank": rank, "name": name}).groupby(["rank", "name"]).cumcount().to_numpy()
-    group, _ = pd.factorize(name * (int(turn.max()) + 1) + turn)
-    n_ranks = len(np.unique(rank))
-    if np.any(np.bincount(group) != n_ranks):
-        return None
-    op, partner = _all_others(np.argsort(group, kind="stable").reshape(-1, n_ranks))
-    return Matched(op, partner, group, np.zeros(len(rows), bool), BY_ORDER)
+    rank, name, group = (
+        ops["rank"].to_numpy().astype(np.int64),
+        *(ops[key].cat.codes.to_numpy().astype(np.int64) for key in ("name", "group")),
+    )
+    sort = number_groups(group + 1, name)[0]
+    turn = pd.DataFrame({"rank": rank, "sort": sort}).groupby(["rank", "sort"]).cumcount().to_numpy()
+    transfer = number_groups(sort, turn)[0]
+    groups = [parse_group(str(text)) for text in ops["group"].cat.categories]
+    n_all = max(trace.meta.n_job_ranks or 0, len(np.unique(rank)))
+    n_wanted = np.array([*(one.n_ranks or n_all for one in groups), n_all], np.int64)[group]
+    n_parts = np.bincount(transfer)[transfer]
+    op, partner = _all_others(np.flatnonzero(_are_even(sort, n_parts)), transfer)
+    lacking = np.setdiff1d(np.arange(len(rows)), op[(n_parts == n_wanted)[op]])
+    return Matched(
+        op=np.concatenate((op, lacking)),
+        partner=np.concatenate((partner, np.full(len(lacking), -1))),
+        transfer=transfer,
+        is_ring=np.zeros(len(rows), bool),
+        basis=BY_ORDER,
+        absent_ranks=_absent(trace, [groups[code] for code in np.unique(group[group >= 0]).tolist()]),
+    )
 
 
-def _all_others(members: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return each member of each row of a table, with each other member of that row."""
-    n_members = members.shape[1]
-    one, other = np.nonzero(~np.eye(n_members, dtype=bool))
-    return members[:, one].ravel(), members[:, other].ravel()
+def _are_even(sort: Int64Array, n_parts: Int64Array) -> BoolArray:
+    """Return which ops are of a sort of which each rank that has any has as many, bool of shape (C,)."""
+    most = np.zeros(int(sort.max()) + 1, np.int64)
+    np.maximum.at(most, sort, n_parts)
+    is_odd = np.bincount(sort, weights=n_parts != most[sort])[sort] > 0
+    return np.asarray(~is_odd, bool)
+
+
+def _absent(trace: Trace, groups: Iterable[ProcessGroup]) -> tuple[int, ...]:
+    """Return the ranks that groups name and the trace does not hold, where its numbers are those of the job."""
+    if not trace.ranks["is_recorded"].all():
+        return ()
+    named = {rank for group in groups for rank in group.ranks or ()}
+    return tuple(sorted(named.difference(trace.ranks["rank"].tolist())))
+
+
+def _all_others(ops: Int64Array, transfer: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return each op with each other op of its transfer."""
+    order = ops[np.argsort(transfer[ops], kind="stable")]
+    _, first, n_parts = np.unique(transfer[order], return_index=True, return_counts=True)
+    first, n_parts = (np.repeat(part, n_parts) for part in (first, n_parts))  # of the transfer of each op
+    n_pairs = np.cumsum(n_parts) - n_parts
+    one = np.repeat(np.arange(len(order)), n_parts)
+    other = np.repeat(first, n_parts) + np.arange(len(one)) - np.repeat(n_pairs, n_parts)
+    is_other = one != other
+    return order[one[is_other]], order[other[is_other]]

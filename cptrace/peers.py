@@ -110,15 +110,9 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
             f" {_TAKEN_AS_RECORDED}; {_how_to_record_all(trace)}",
         )
     matched = match_transfers(trace, launches, rows)
-    if matched is None:
-        return NotApplicable(
-            _ANALYSIS,
-            "ranks do not have the same number of each communication op, so which belong together cannot be told;"
-            " record whole steps on all ranks",
-        )
-    if (absent := _absent_by_order(trace, matched)) is not None:
-        return absent
     found = _arrivals(trace, rows, matched)
+    if matched.basis == BY_ORDER and not found.is_matched.any():
+        return _none_by_order(trace)
     if matched.basis == BY_ORDER and found.end_spread_ns > MAX_END_SPREAD_NS:
         return NotApplicable(
             _ANALYSIS,
@@ -128,18 +122,22 @@ def find_arrivals(trace: Trace, launches: Launches) -> Arrivals | NotApplicable:
     return _clocks_differ(trace, rows, matched) or found
 
 
-def _absent_by_order(trace: Trace, matched: Matched) -> NotApplicable | None:
-    """Return that of what was matched by order other parts are elsewhere; None where that is not known.
+def _none_by_order(trace: Trace) -> NotApplicable:
+    """Return why no op was matched by its order.
 
-    Labels name their peers; without them only the size of the job tells that some are missing.
+    Labels name their peers; without them only the size of the job or of a process group tells that some are missing.
     """
     n_here, n_ranks = len(trace.ranks), trace.meta.n_job_ranks
-    if matched.basis != BY_ORDER or n_ranks is None or n_here >= n_ranks:
-        return None
+    if n_ranks is not None and n_here < n_ranks:
+        return NotApplicable(
+            _ANALYSIS,
+            f"the job has {n_ranks} ranks, and {n_here} of them are here: whether one of the others was the last to"
+            f" come is not known, so {_TAKEN_AS_RECORDED}; analyze the files of all ranks together",
+        )
     return NotApplicable(
         _ANALYSIS,
-        f"the job has {n_ranks} ranks, and {n_here} of them are here: whether one of the others was the last to come is"
-        f" not known, so {_TAKEN_AS_RECORDED}; analyze the files of all ranks together",
+        "ranks do not have the same number of each communication op, so which belong together cannot be told; record"
+        " whole steps on all ranks",
     )
 
 

@@ -88,6 +88,12 @@ OPS: Final = Table(
             is_nullable=True,
         ),
         Column("is_peer_copy", BOOL, "a copy whose two ends are different devices"),
+        Column(
+            "group",
+            CATEGORY,
+            "process group of a collective, where the trace tells it (`3 of 4 ranks [0, 2, 4, 6]`)",
+            is_nullable=True,
+        ),
     ),
     ("start_ns", "end_ns", "rank", "context", "stream", "kind", "name", "correlation_id", "bytes", "process"),
 )

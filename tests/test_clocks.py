@@ -104,6 +104,10 @@ def test_a_clock_that_runs_faster_shows_as_uncertainty() -> None:
 )
 def test_what_ends_together(n_ranks: int, basis: str, is_ring: bool, collective: str, is_told: bool) -> None:
     matched = met([0] * n_ranks, basis, is_ring)
-    assert (
-        ends_together(matched, np.full(n_ranks, collective, object), n_ranks).tolist() == [is_told] * n_ranks
-    )
+    assert ends_together(matched, np.full(n_ranks, collective, object)).tolist() == [is_told] * n_ranks
+
+
+def test_a_ring_of_which_a_part_is_missing_may_be_larger() -> None:
+    matched = met([0, 0, 0], BY_LABEL, is_ring=True)
+    partner = np.where(matched.op == 2, -1, matched.partner)
+    assert not ends_together(matched._replace(partner=partner), np.full(3, "send_recv", object)).any()

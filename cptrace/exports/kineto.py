@@ -20,6 +20,7 @@ from cptrace.exports import json_events as events
 from cptrace.exports.identity import Identity, shift_ns
 from cptrace.intervals import Int64Array
 from cptrace.launches import Launches, calls_of, closed_ranges, find_launches
+from cptrace.process_groups import parse_group
 from cptrace.trace import Trace
 
 _CATEGORY: Final = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "graph": "gpu_graph"}
@@ -135,6 +136,7 @@ def _ops(ops: pd.DataFrame, identity: Identity, moved_ns: int) -> pa.Array:
         # What a rank hands to a collective: as many elements of one byte.
         "In msg nelems": events.where(size, has_size & is_kernel),
         "dtype": events.coded(np.where(has_size & is_kernel, 0, -1), ['"Byte"']),
+        **_group_args(ops),
     }
     categories = [f'"{_CATEGORY.get(str(kind), "kernel")}"' for kind in kinds.categories]
     fields = {
@@ -144,6 +146,21 @@ def _ops(ops: pd.DataFrame, identity: Identity, moved_ns: int) -> pa.Array:
         "tid": args["stream"],
     }
     return _complete(ops, moved_ns, fields, args)
+
+
+def _group_args(ops: pd.DataFrame) -> dict[str, pa.Array]:
+    """Return the process groups of collectives."""
+    codes = ops["group"].cat.codes.to_numpy()
+    groups = [parse_group(str(text)) for text in ops["group"].cat.categories]
+    has_size = np.array([*(group.n_ranks is not None for group in groups), False], bool)[codes]
+    has_ranks = np.array([*(group.ranks is not None for group in groups), False], bool)[codes]
+    return {
+        "Group size": events.coded(np.where(has_size, codes, -1), [str(group.n_ranks) for group in groups]),
+        "Process Group Name": events.coded(codes, [events.one(group.name).as_py() for group in groups]),
+        "Process Group Ranks": events.coded(
+            np.where(has_ranks, codes, -1), [f'"{list(group.ranks or ())}"' for group in groups]
+        ),
+    }
 
 
 def _op_names(ops: pd.DataFrame) -> pa.Array:

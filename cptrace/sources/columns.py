@@ -34,6 +34,15 @@ def all_missing(n_rows: int) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(np.zeros(n_rows, np.int64), np.ones(n_rows, bool))
 
 
+def no_category(n_rows: int) -> pd.Categorical:
+    """Return a categorical column without any value.
+
+    Args:
+        n_rows: Length of the column.
+    """
+    return category(np.full(n_rows, -1, np.int8), [])
+
+
 def category(codes: npt.NDArray[np.integer], texts: Sequence[str | None] | pa.Array) -> pd.Categorical:
     """Return a categorical column from codes into texts.
 

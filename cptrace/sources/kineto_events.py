@@ -30,6 +30,9 @@ _FIELDS: Final = {
     "in_device": "inDevice",
     "to_device": "toDevice",
     "n_elements": "In msg nelems",
+    "group_size": "Group size",
+    "group_name": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
     "sync_kind": "cuda_sync_kind",
     "wait_stream": "wait_on_stream",
     "wait_event": "wait_on_cuda_event_id",
@@ -50,6 +53,9 @@ class Args(msgspec.Struct, gc=False, rename=_FIELDS.get):
     to_device: Any = None
     n_elements: Any = None
     dtype: Any = None
+    group_size: Any = None
+    group_name: Any = None
+    group_ranks: Any = None
     sync_kind: Any = None
     wait_stream: Any = None
     wait_event: Any = None
@@ -109,8 +115,9 @@ DEVICE: Final = Kind(
         "in_device",
         "to_device",
         "n_elements",
+        "group_size",
     ),
-    ("dtype",),
+    ("dtype", "group_name", "group_ranks"),
 )
 CALLS: Final = Kind(
     "calls",

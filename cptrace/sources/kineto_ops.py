@@ -12,6 +12,7 @@ import pandas as pd
 from cptrace import schema
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import Key, lookup
+from cptrace.process_groups import group_text
 from cptrace.sources.columns import category, nullable
 from cptrace.sources.kineto_file import FileInfo
 from cptrace.sources.kineto_raw import RawEvents
@@ -78,6 +79,7 @@ def make_ops(
         "name": names,
         "bytes": _bytes(raw),
         "is_peer_copy": is_peer,
+        "group": _groups(raw),
     }
     return schema.make_frame(schema.OPS, columns), ranks
 
@@ -136,6 +138,23 @@ def _bytes(raw: RawEvents) -> pd.arrays.IntegerArray:
     message = np.where(is_message, n_elements, 0) * size
     is_copied = raw.is_there("bytes") & (raw.ints("bytes") >= 0)
     return nullable(np.where(is_copied, raw.ints("bytes"), message), ~(is_copied | is_message))
+
+
+def _groups(raw: RawEvents) -> pd.Categorical:
+    """Return the process group of each collective: its name, size and ranks, as far as the file tells them."""
+    codes, names = raw.coded("group_name")
+    of_ranks, ranks = raw.coded("group_ranks")
+    size = np.where(raw.is_there("group_size"), raw.ints("group_size"), 0)
+    told = np.flatnonzero(codes >= 0)
+    keys = pd.MultiIndex.from_arrays([codes[told], of_ranks[told], size[told]])
+    slot, groups = pd.factorize(keys)
+    texts = [
+        group_text(names[name], n_ranks, ranks[number] if number >= 0 else "")
+        for name, number, n_ranks in groups.tolist()
+    ]
+    found = np.full(raw.n_rows, -1, np.int64)
+    found[told] = slot
+    return category(found, texts)
 
 
 def _told_processes(device: Int64Array, owner: Mapping[int, int]) -> Int64Array:

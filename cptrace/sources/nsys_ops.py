@@ -12,7 +12,7 @@ from cptrace import schema
 from cptrace.errors import TraceError
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.requests import ReadOptions
-from cptrace.sources.columns import all_missing, category, merge_columns, merged_places
+from cptrace.sources.columns import all_missing, category, merge_columns, merged_places, no_category
 from cptrace.sources.doubts import lost_time
 from cptrace.sources.nsys_meta import FileInfo
 from cptrace.sources.nsys_raw import NO_ID, RawTable
@@ -88,6 +88,7 @@ def _part(raw: RawTable, info: FileInfo, options: ReadOptions, notes: list[Note]
     columns["kind"] = category(np.zeros(raw.n_rows, np.int8), [kind])
     columns["bytes"] = all_missing(raw.n_rows)
     columns["is_peer_copy"] = np.zeros(raw.n_rows, bool)
+    columns["group"] = no_category(raw.n_rows)
     columns |= special(raw)
     return columns if keep is None else {name: column[keep] for name, column in columns.items()}
 

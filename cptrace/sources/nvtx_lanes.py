@@ -18,7 +18,7 @@ import pandas as pd
 from cptrace import labels, schema
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.launches import distinct_names, names_match
-from cptrace.sources.columns import category, nullable
+from cptrace.sources.columns import category, no_category, nullable
 from cptrace.trace import Note
 
 _CONTEXT: Final = 1  # an emulated device has one
@@ -173,6 +173,7 @@ def _ops(rows: _Labelled, device: Int64Array, rank: Int64Array) -> pd.DataFrame:
         "name": rows.texts(names),
         "bytes": rows.optional("bytes"),
         "is_peer_copy": np.zeros(len(rank), bool),
+        "group": no_category(len(rank)),
     }
     return schema.make_frame(schema.OPS, columns)
 

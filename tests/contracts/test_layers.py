@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     ("cptrace",),  # the package itself: it imports lazily, only what its public names need
     ("cptrace.errors", "cptrace.labels", "cptrace.names", "cptrace.outcome", "cptrace.schemes"),
+    ("cptrace.process_groups",),
     ("cptrace.faults", "cptrace.impls"),
     ("cptrace.units",),
     ("cptrace.requests",),
