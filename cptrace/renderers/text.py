@@ -21,6 +21,7 @@ from cptrace.renderers.traffic_text import traffic
 from cptrace.report import Report, Row
 from cptrace.units import format_bytes, format_bytes_per_s, format_fraction, format_ns
 
+_MAX_PATHS: Final = 8
 _MAX_ROWS: Final = 8
 _MIN_NAME: Final = 12
 _BAR: Final = (("compute_ns", "█"), ("exposed_comm_ns", "▒"), ("exposed_copy_ns", "+"), ("idle_ns", "·"))
@@ -98,21 +99,29 @@ def _blocks(report: Report, width: int) -> Iterable[Any]:
 
 
 def _inputs(report: Report) -> Iterable[Any]:
+    """Yield the files, and what each is; of files that are alike once."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for entry in report.inputs:
-        yield Text(_clean(entry["path"]), style="bold")
-        versions = [
-            entry["format"],
-            entry["tool_version"],
-            entry["schema_version"] and f"schema {entry['schema_version']}",
-        ]
-        yield Text("  " + ", ".join(_clean(part) for part in versions if part))
-        if entry["device_kind"] == CPU_EMULATED:
-            yield Text(
-                f"  CPU EMULATION, {_clean(entry['clock'] or 'unknown')} clock: no figure below is a GPU's",
-                style="bold yellow",
-            )
-        if entry["run"]:
-            yield Text("  " + _clean(run_line(entry["run"])))
+        alike.setdefault(tuple(_about(entry)), []).append(_clean(entry["path"]))
+    for (versions, emulated, run), paths in alike.items():
+        for path in paths[:_MAX_PATHS]:
+            yield Text(path, style="bold")
+        if len(paths) > _MAX_PATHS:
+            yield Text(f"and {len(paths) - _MAX_PATHS} more")
+        yield Text(f"  {versions}")
+        if emulated:
+            yield Text(f"  {emulated}", style="bold yellow")
+        if run:
+            yield Text(f"  {run}")
+
+
+def _about(entry: Row) -> Iterable[str]:
+    """Yield a file's versions, what is to be said of an emulated run, and which run it is; empty for what is not."""
+    schema = entry["schema_version"] and f"schema {entry['schema_version']}"
+    yield ", ".join(_clean(part) for part in (entry["format"], entry["tool_version"], schema) if part)
+    is_emulated, clock = entry["device_kind"] == CPU_EMULATED, _clean(entry["clock"] or "unknown")
+    yield f"CPU EMULATION, {clock} clock: no figure below is a GPU's" if is_emulated else ""
+    yield _clean(run_line(entry["run"])) if entry["run"] else ""
 
 
 def _ranks(rows: Sequence[Row], width: int) -> Iterable[Any]:

@@ -15,6 +15,8 @@ from cptrace.renderers.text import render
 from cptrace.report import Report
 from cptrace.requests import AnalyzeOptions, ScopeRequest, WindowRequest
 from tests.support.shared_traces import ROOT, nsys_traces
+from tests.support.simulated_run import Clock, write_each
+from tests.support.simulated_schemes import Ring
 from tests.support.tiny_export import TinyExport
 
 TRACES = [*nsys_traces(), *sorted((ROOT / "samples").glob("*.sqlite"))]
@@ -271,3 +273,14 @@ def test_json_is_the_report(tmp_path):
 def test_a_report_read_back_looks_the_same(tmp_path):
     report = cptrace.analyze(golden_export().write(tmp_path / "t.sqlite"))
     assert render(Report.from_json(report.to_json()), RenderOptions()) == render(report, RenderOptions())
+
+
+def test_files_that_are_alike_are_described_once(tmp_path: Path) -> None:
+    paths = write_each(
+        Ring(n_ranks=3).hosts(), tmp_path, (Clock(),) * 3, device_kind="cpu-emulated", clock="paced"
+    )
+    shown = render(cptrace.analyze(paths), RenderOptions(width=200))
+    head = shown.partition("\n\n")[0].splitlines()
+    assert head[:3] == [str(path) for path in paths]
+    assert len(head) == 6
+    assert shown.count("CPU EMULATION") == 1
