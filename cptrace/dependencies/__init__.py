@@ -11,17 +11,20 @@ table of ops.
 
 Events: a wait stands for the latest earlier record of its event. The export names that record from 2025.1 on
 (eventSyncId); before, it is found by host order. A record stands for all work queued in its stream so far, the waits
-queued there included, so edges are followed through chains of waits and records to the ops at their ends.
+queued there included, so edges are followed through chains of waits and records to the ops at their ends. Of several
+ops of one stream that the same wait stands for, the last stands for all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from cptrace.dependencies.blocking import Blocking, find_blocking
+from cptrace.dependencies.chains import follow_chains
 from cptrace.dependencies.items import RECORD, WAIT, Items, previous_ops, put_in_order
 from cptrace.dependencies.pairs import EventPairs, find_pairs
 from cptrace.dependencies.unrecorded import count_unrecorded_waits
@@ -31,17 +34,14 @@ from cptrace.trace import Trace
 
 __all__ = ["Blocking", "Dependencies", "EventEdges", "find_dependencies"]
 
-# A chain of streams that only pass events on, without an op of their own in between, is short in any program.
-_MAX_CHAIN: Final = 64
-
 
 class EventEdges(NamedTuple):
-    """E edges from the last op before an event's record to the first op after a wait for it.
+    """E edges from the last op before an event's record to the first op after a wait for it, each pair of ops once.
 
     Attributes:
         producer: Row of the op that must end first, int64 of shape (E,).
         consumer: Row of the op that waits, int64 of shape (E,).
-        wait: Row in the table of syncs of the wait next to the consumer, int64 of shape (E,).
+        wait: Row in the table of syncs of the wait next to the consumer, one of several, int64 of shape (E,).
         is_recorded: The export names the record; else it was found by host order, bool of shape (E,).
     """
 
@@ -108,7 +108,7 @@ def find_dependencies(trace: Trace, launches: Launches) -> Dependencies:
         launch_start_ns=launch["start_ns"],
         launch_end_ns=launch["end_ns"],
         is_launch_known=launches.is_known,
-        events=_event_edges(items, pairs),
+        events=_event_edges(items, pairs, trace.syncs["process"].to_numpy()[pairs.waits]),
         blocking=find_blocking(trace, launches, pairs, items),
         n_waits=len(pairs.waits) + n_unrecorded,
         n_waits_paired=int(pairs.of_waits.is_found.sum()),
@@ -126,40 +126,28 @@ def _behind_unknown_waits(items: Items, pairs: EventPairs, n_ops: int) -> BoolAr
     return found
 
 
-def _event_edges(items: Items, pairs: EventPairs) -> EventEdges:
-    """Return the edges from op to op that waits and records make, chains of them followed to their ends."""
+def _event_edges(items: Items, pairs: EventPairs, process: Int64Array) -> EventEdges:
+    """Return the edges from op to op that waits and records make, each pair of ops once.
+
+    Args:
+        items: Everything in stream order.
+        pairs: Waits and records.
+        process: Process of each of W waits, int64 of shape (W,).
+    """
     consumer, has_consumer = items.first_op_after(items.position[WAIT])
-    origin = np.flatnonzero(pairs.of_waits.is_found & has_consumer)
-    record = pairs.of_waits.record[origin]
-    producers, origins = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for _ in range(_MAX_CHAIN):
-        if not len(record):
-            break
-        at_record = items.position[RECORD][record]
-        op, has_op = items.last_op_before(at_record)
-        producers.append(op[has_op])
-        origins.append(origin[has_op])
-        origin, record = _waits_behind(items, pairs, at_record, origin)
-    producer, wait = np.concatenate(producers), np.concatenate(origins)
+    direct, wait = _ops_before_records(items, pairs)
+    chained, first_wait = follow_chains(items, pairs, process)
+    producer, wait = np.concatenate((direct, chained)), np.concatenate((wait, first_wait))
+    # Many waits may stand for the same op in front of the same op; what follows costs memory and time by edges.
+    is_kept = has_consumer[wait]
+    pair = consumer[wait] * len(items.ops) + producer
+    is_kept[is_kept] = ~pd.Series(pair[is_kept]).duplicated().to_numpy()
+    producer, wait = producer[is_kept], wait[is_kept]
     return EventEdges(producer, consumer[wait], pairs.waits[wait], pairs.of_waits.is_named[wait])
 
 
-def _waits_behind(
-    items: Items, pairs: EventPairs, position: Int64Array, origin: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Return the records of the waits that lie between a record and the last op before it in its stream.
-
-    Each comes with the wait that its chain began with.
-    """
-    is_wait = items.kind == WAIT
-    n_waits_before = np.cumsum(is_wait) - is_wait
-    op, has_op = items.last_op_before(position)
-    queue_start = np.searchsorted(items.queue, items.queue[position], side="left")
-    low = np.where(has_op, items.position[0][op], queue_start) if len(items.ops) else queue_start
-    first = n_waits_before[low]
-    count = n_waits_before[position] - first
-    chain = np.repeat(np.arange(len(position)), count)
-    step = np.arange(len(chain)) - np.repeat(np.cumsum(count) - count - first, count)
-    wait = items.row[is_wait][step]
-    is_found = pairs.of_waits.is_found[wait]
-    return origin[chain[is_found]], pairs.of_waits.record[wait[is_found]]
+def _ops_before_records(items: Items, pairs: EventPairs) -> tuple[Int64Array, Int64Array]:
+    """Return the last op before the record that each wait stands for, and the place of the wait among waits."""
+    wait = np.flatnonzero(pairs.of_waits.is_found)
+    op, has_op = items.last_op_before(items.position[RECORD][pairs.of_waits.record[wait]])
+    return op[has_op], wait[has_op]

@@ -1,7 +1,7 @@
 """A host program as a list of calls, what a plain simulation says of it, and the export that a profiler would write.
 
-The simulation keeps, for every stream and every event, the set of ops that what comes next has to wait for. It shares
-no code and no method with the analyzer.
+The simulation keeps, for every stream and every event, the set of ops that what comes next has to wait for: of those
+that a record stands for, the last of each stream. It shares no code and no method with the analyzer.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Program:
         behind: dict[int, set[int]] = {}
         pending: dict[int, set[int]] = {}
         records: dict[int, set[int]] = {}
+        streams = [call.stream for call in self.calls if call.what == "launch"]
         n_ops = 0
         for call in self.calls:
             if call.what == "launch":
@@ -47,7 +48,8 @@ class Program:
                 n_ops += 1
             elif call.what == "record":
                 own = {last_op[call.stream]} if call.stream in last_op else set()
-                records[call.event] = own | behind.get(call.stream, set())
+                ops = own | behind.get(call.stream, set())
+                records[call.event] = set({streams[op]: op for op in sorted(ops)}.values())
             elif call.event in records:
                 self.n_paired += 1
                 pending.setdefault(call.stream, set()).update(records[call.event])

@@ -80,6 +80,7 @@ def test_edges_of_any_program_are_those_of_a_plain_simulation(
     trace, found = load(path)
     expected = {((p.pid, f"k{a}"), (p.pid, f"k{b}")) for p in programs for a, b in p.edges}
     assert edges_by_name(trace, found) == expected
+    assert len(found.events.producer) == len(expected)
     assert found.n_waits_paired == sum(program.n_paired for program in programs)
     assert found.n_waits == sum(call.what == WAIT for program in programs for call in program.calls)
 
