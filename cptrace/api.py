@@ -16,7 +16,7 @@ import pandas as pd
 from cptrace import intervals, timeline
 from cptrace.analyses import ANALYSES, make_scope
 from cptrace.analyses.account import hidden_ns
-from cptrace.analyses.pauses import long_pauses
+from cptrace.analyses.pauses import long_pauses, unequal_windows
 from cptrace.analyses.scope import Scope, device_work_missing
 from cptrace.analyses.start_causes import CLOCK_TOLERANCE_NS, by_cause
 from cptrace.analyses.timeline import make_timeline
@@ -299,7 +299,7 @@ def _coverage(scope: Scope) -> dict[str, Any]:
         "unclassified": list(_to_rows(_unclassified_names(scope))),
         "peers": [] if isinstance(scope.arrivals, NotApplicable) else [_peers(scope.arrivals)],
         "missing_tables": list(meta.missing_tables),
-        "notes": _notes(meta.path, (*meta.notes, *long_pauses(scope))),
+        "notes": _notes(meta.path, (*meta.notes, *long_pauses(scope), *unequal_windows(scope))),
         "clocks": [],
     }
 

@@ -12,7 +12,7 @@ import pytest
 
 import cptrace
 from cptrace import WhatIfOptions, job
-from cptrace.errors import TraceError
+from cptrace.errors import TraceError, UsageError
 from cptrace.renderers import RenderOptions, html, text
 from cptrace.report import Report
 from cptrace.requests import AnalyzeOptions, ScopeRequest
@@ -278,3 +278,13 @@ def test_evidence_is_found_in_its_own_file_at_that_files_time(tmp_path: Path) ->
     assert f" of rank{entries[0]['rank']}.sqlite for " in shown
     page = html.render(report, RenderOptions())
     assert f"{entries[0]['file_start_ns']:,} ns in rank{entries[0]['rank']}.sqlite" in page
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path, is_linked: bool) -> None:
+    first, second = write_each(Ring(n_ranks=2).hosts(), tmp_path, CLOCKS[:2])
+    again = tmp_path / "link.sqlite" if is_linked else first
+    if is_linked:
+        again.symlink_to(first)
+    with pytest.raises(UsageError, match="are one file" if is_linked else "is named twice"):
+        cptrace.analyze([first, second, again])

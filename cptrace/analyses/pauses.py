@@ -1,15 +1,19 @@
-"""Pauses that fill most of a window: its shares then say little about the rest of it."""
+"""Windows of which shares say little: those that a pause fills, and those that are not alike on all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 
 from cptrace import intervals
 from cptrace.analyses.scope import Scope
+from cptrace.analyses.windows import BY_STEPS
 from cptrace.trace import Note
-from cptrace.units import format_instant, format_ns
+from cptrace.units import format_instant, format_ns, joined
+
+_MAX_NAMED: Final = 6
 
 
 def long_pauses(scope: Scope) -> Iterable[Note]:
@@ -32,3 +36,26 @@ def long_pauses(scope: Scope) -> Iterable[Note]:
             f"rank {rank} does nothing for {format_ns(int(lengths_ns[longest]))} of {format_ns(window_ns)}, from"
             f" {start} to {end}; --window can leave that out",
         )
+
+
+def unequal_windows(scope: Scope) -> Iterable[Note]:
+    """Yield that some ranks are accounted over their steps and others, which have none, over everything.
+
+    Args:
+        scope: What to look at.
+    """
+    with_steps = [rank for rank in scope.ranks if scope.windows[rank].basis == BY_STEPS]
+    without = [rank for rank in scope.ranks if scope.windows[rank].basis != BY_STEPS]
+    if not with_steps or not without:
+        return
+    names = [f"{rank}" for rank in without]
+    shown = joined(
+        [*names[:_MAX_NAMED], *([f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else [])]
+    )
+    yield Note(
+        "unequal-windows",
+        f"rank{'s' * (len(without) > 1)} {shown} {'have' if len(without) > 1 else 'has'} no step ranges and"
+        f" {'are' if len(without) > 1 else 'is'} accounted for from first to last operation, warm-up included, the others"
+        " over their steps: means over ranks mix the two; put step ranges on all ranks, or use --window all",
+        len(without),
+    )

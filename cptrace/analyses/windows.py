@@ -20,6 +20,9 @@ from cptrace.units import format_ns
 _EARLIEST: Final = np.iinfo(np.int64).min
 _LATEST: Final = np.iinfo(np.int64).max
 
+BY_STEPS: Final = "steps"
+"""Basis of a window that is the union of its rank's steps."""
+
 
 def find_windows(
     ops: pd.DataFrame,
@@ -73,7 +76,7 @@ def _unions_of_steps(steps: pd.DataFrame) -> dict[int, Window]:
     unions = {
         r: intervals.union(Intervals(start[rank == r], end[rank == r])) for r in pd.unique(rank).tolist()
     }
-    return {r: Window("steps", united) for r, united in unions.items() if united.n_intervals}
+    return {r: Window(BY_STEPS, united) for r, united in unions.items() if united.n_intervals}
 
 
 def _one_piece(start_ns: int, end_ns: int) -> Intervals:

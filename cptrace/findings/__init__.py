@@ -65,7 +65,7 @@ FINDINGS: Final[tuple[Diagnosis, ...]] = (
 _TO_MEND: Final = (
     ToMend(missing_event.CODE, missing_event.RACE, missing_event.race_changes, is_wrong=True),
     *(
-        ToMend(diagnosis.code, fix.form, fix.changes)
+        ToMend(diagnosis.code, fix.form, fix.changes, trades_work=diagnosis is imbalance.DIAGNOSIS)
         for diagnosis in FINDINGS
         for fix in diagnosis.fixes
         if diagnosis is not queue_order.DIAGNOSIS

@@ -63,12 +63,14 @@ class ToMend(NamedTuple):
         form: Form of that, None for all.
         changes: Returns what is different without it; None where the case does not have it.
         is_wrong: Results may be wrong with it, so that it is to be mended whatever that costs.
+        trades_work: Mending it moves work between ranks, so that it may cost more than it gives while another is there.
     """
 
     code: str
     form: str | None
     changes: Callable[[Case], Changes | None]
     is_wrong: bool = False
+    trades_work: bool = False
 
     @property
     def name(self) -> str:

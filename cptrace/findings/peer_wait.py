@@ -130,9 +130,8 @@ def _changes(case: Case, find_root: Callable[[Case, RankSpeeds], _Root | None]) 
 
 def _straggler(case: Case, speeds: RankSpeeds) -> _Root | None:
     """Return the one rank whose compute is slower than that of all others, for the same ops."""
-    worst = speeds.outlier(speeds.compute, SLOWER)
-    # Kernels that compute what the mask hides are no less work on early ranks: slow is what is slow either way.
-    if worst is None or speeds.as_recorded[worst] < SLOWER * np.delete(speeds.as_recorded, worst).max():
+    worst = speeds.slow_device
+    if worst is None:
         return None
     rank, ratio = speeds.ranks[worst], float(speeds.compute[worst])
     duration = case.recording.duration_ns.copy()
@@ -176,7 +175,7 @@ def _of_root(case: Case, waits: PeerWaits, root: _Root, prediction: Prediction |
         rank=root.rank,
         value=waited_ns,
         unit="ns",
-        confidence=_confidence(case, prediction),
+        confidence=_confidence(case, root.form, prediction),
         advice=advice.format(rank=root.rank),
         recoverable_ns=prediction.recoverable_ns if prediction else None,
         predicted_step_ns=prediction.step_ns if prediction else None,
@@ -191,12 +190,19 @@ def _elsewhere(case: Case) -> str:
     return "as the same kernels elsewhere"
 
 
-def _confidence(case: Case, prediction: Prediction | None) -> str:
+def _confidence(case: Case, form: str, prediction: Prediction | None) -> str:
     """Return how sure it is that a rank's measured slowness is what others wait for."""
     if not case.is_exact:  # on a busy machine threads of an emulated device are slow in turns
         return LOW
-    is_doubtful = has_unknown_waits(case) or find_speeds(case).has_shares
+    is_doubtful = has_unknown_waits(case) or (form == STRAGGLER and not _is_slow_at_all(find_speeds(case)))
     return without_peers(case, MEDIUM if is_doubtful else HIGH) if prediction else MEDIUM
+
+
+def _is_slow_at_all(speeds: RankSpeeds) -> bool:
+    """Return whether a slow rank is slow beside attention too: attention alone may be more work."""
+    slow = speeds.slow_device
+    is_sure = speeds.is_much_beside or not speeds.has_shares
+    return slow is not None and is_sure and speeds.is_slow_beside(slow)
 
 
 def _evidence(case: Case, waits: PeerWaits, rank: int) -> list[Evidence]:
@@ -233,6 +239,7 @@ def _skew(case: Case, waits: PeerWaits, speeds: RankSpeeds) -> Finding:
             "" if is_looked_at else "Analyse all ranks together: who is late, and why, takes all of them. "
         )
         + (f"Look at rank {before[0]} first: who waits for it is late for others. " if before else "")
+        + (_STRAGGLER_ADVICE.format(rank=late) + " Else: " if _is_slow(case, speeds, late) else "")
         + (
             f"Look at what the host of rank {late} does before it launches these ops: late launches, a data loader, or"
             " work that only this rank has. Start ranks at the same time (a barrier before the measured steps) to tell"
@@ -240,6 +247,14 @@ def _skew(case: Case, waits: PeerWaits, speeds: RankSpeeds) -> Finding:
         ),
         evidence=_evidence(case, waits, late),
     )
+
+
+def _is_slow(case: Case, speeds: RankSpeeds, rank: int) -> bool:
+    """Return whether a rank's kernels are slower than others', though it is not the only such rank."""
+    if rank not in speeds.ranks:
+        return False
+    ratios = speeds.beside_attention if speeds.has_shares else speeds.compute
+    return bool(ratios[speeds.ranks.index(rank)] >= SLOWER)
 
 
 def _waits_itself(case: Case, rank: int) -> tuple[int, int] | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cptrace import intervals
+from cptrace import intervals, labels
 from cptrace.classify import is_attention
 from cptrace.findings.case import Case
-from cptrace.findings.schedule import attention_shares
+from cptrace.findings.schedule import attention_shares, is_contiguous_causal
 from cptrace.groups import number_groups
 from cptrace.intervals import BoolArray, Int64Array, Intervals
 from cptrace.outcome import NotApplicable
@@ -23,6 +23,7 @@ SLOWER: Final = 1.1
 """From this ratio on a rank counts as slower or as having more work than others."""
 SLOWER_LINK: Final = 1.3
 _ALIKE: Final = 1.05
+_MUCH_BESIDE: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class RankSpeeds:
         attention: Time of all attention, float64 of shape (R,).
         n_attention: Number of attention ops, int64 of shape (R,).
         transfer: Duration of the same transfers once all had arrived, float64 of shape (R,).
-        beside_attention: As `compute`, of all kernels but attention: the same on all ranks where attention is not.
+        beside_attention: As `compute`, of all kernels but attention and copies for transfers: the same work on all
+            ranks where attention is not.
+        slowness: By how much the device of each rank is slower at the same work, float64 of shape (R,); 1 where that
+            cannot be told from more work.
         has_shares: Whether attention is of unequal work, which the schedule tells.
+        is_much_beside: Whether kernels beside attention take enough of the time to tell a slow device.
         compared: Which of these were measured, for want of the same ops on all ranks the others are 1: of `compute`,
             `as_recorded`, `transfer` and `beside_attention`.
     """
@@ -67,8 +72,34 @@ class RankSpeeds:
     n_attention: Int64Array
     transfer: Float64Array
     beside_attention: Float64Array
+    slowness: Float64Array
     has_shares: bool
+    is_much_beside: bool
     compared: frozenset[str]
+
+    @property
+    def work(self) -> Float64Array:
+        """Attention of each rank as work, the speed of its device taken out, to the scale of `attention`."""
+        return self.attention / self.slowness
+
+    @property
+    def slow_device(self) -> int | None:
+        """Position of the one rank whose device is slower than all others; None where there is none.
+
+        Where only its attention takes longer, and much else on the same device does not, it has more attention.
+        """
+        worst = self.outlier(self.compute, SLOWER)
+        if worst is None:
+            return None
+        # Kernels that compute what a mask hides are no less work on the first of two ranks: slow is what is slow
+        # either way. Of more ranks the others would not be alike.
+        if len(self.ranks) == 2 and self.as_recorded[worst] < SLOWER * self.as_recorded[1 - worst]:
+            return None
+        return None if self.is_much_beside and not self.is_slow_beside(worst) else worst
+
+    def is_slow_beside(self, position: int) -> bool:
+        """Return whether one rank, and no other, is slower at what it computes beside attention too."""
+        return self.outlier(self.beside_attention, SLOWER) == position
 
     def outlier(self, ratios: Float64Array, threshold: float) -> int | None:
         """Return the position of the one rank whose ratio is above a threshold while all others are alike."""
@@ -77,8 +108,9 @@ class RankSpeeds:
         worst = int(np.argmax(ratios))
         others = np.delete(ratios, worst)
         spread, lead = others.max() / others.min() - 1, ratios[worst] / others.max() - 1
-        # Alike, or at least much more alike than the one is to them: on a busy machine no two are the same.
-        are_alike = spread <= max(_ALIKE - 1, lead / 4)
+        # Alike, or at least much more alike than the one is to them: on a busy machine no two are the same. What is
+        # measured against work that was worked out and not seen has to be more alike.
+        are_alike = spread <= max(_ALIKE - 1, lead / (8 if self.has_shares else 4))
         return worst if are_alike and lead >= threshold - 1 else None
 
 
@@ -98,6 +130,23 @@ def find_speeds(case: Case) -> RankSpeeds:
         case: Case.
     """
     return case.remembered("speeds", _find_speeds)
+
+
+def in_common_steps(case: Case) -> BoolArray:
+    """Return which ops are in steps that all ranks have, bool of shape (N,): in the window where there are no steps.
+
+    Args:
+        case: Case.
+    """
+    if not case.has_steps:
+        return case.scope.is_inside
+    op, step = case.steps
+    pairs = pd.DataFrame({"rank": case.rank[op], "step": step}).drop_duplicates()
+    n_ranks = pairs.groupby("step")["rank"].nunique()
+    with_steps = pairs["rank"].nunique()
+    which = np.zeros(len(case.ops), bool)
+    which[op[np.isin(step, n_ranks.index[n_ranks == with_steps])]] = True
+    return which
 
 
 def waiting_of(case: Case, rank: int) -> tuple[int | None, int]:
@@ -155,27 +204,51 @@ def _find_waits(case: Case) -> tuple[Int64Array, Int64Array, Int64Array] | NotAp
 
 def _find_speeds(case: Case) -> RankSpeeds:
     ranks = case.scope.ranks
-    attention = is_attention(case.ops) & case.scope.is_inside
+    attention = is_attention(case.ops) & in_common_steps(case)
     is_compute = case.is_compute & case.scope.is_inside
     duration = case.end_ns - case.start_ns
     totals = np.array([duration[attention & (case.rank == rank)].sum() for rank in ranks], np.float64)
     counts = np.array([np.count_nonzero(attention & (case.rank == rank)) for rank in ranks], np.int64)
     shares = attention_shares(case, counts)
+    beside = is_compute & ~is_attention(case.ops) & ~case.is_what(labels.COPY)
     found = {
         "compute": _ratios(case, is_compute, _per_share(case, duration, shares)),
         "as_recorded": _ratios(case, is_compute, duration),
         "transfer": _ratios(case, _is_transfer(case) & case.scope.is_inside, case.recording.duration_ns),
-        "beside_attention": _ratios(case, is_compute & ~is_attention(case.ops), duration),
+        "beside_attention": _ratios(case, beside, duration),
     }
     as_usual = np.ones(len(ranks))
-    return RankSpeeds(
+    speeds = RankSpeeds(
         ranks=ranks,
+        slowness=as_usual,
+        is_much_beside=bool(duration[beside].sum() > _MUCH_BESIDE * duration[is_compute].sum()),
         attention=totals / max(_lower_median(totals), 1.0),
         n_attention=counts,
         has_shares=shares is not None,
         compared=frozenset(name for name, ratios in found.items() if ratios is not None),
         **{name: as_usual if ratios is None else ratios for name, ratios in found.items()},
     )
+    return replace(speeds, slowness=_slowness(case, speeds))
+
+
+def _slowness(case: Case, speeds: RankSpeeds) -> Float64Array:
+    """Return by how much each device is slower at the same work, float64 of shape (R,).
+
+    Contiguous chunks under a causal mask have ops of known work. Elsewhere attention may be more work or slower, and
+    what a rank computes beside it tells: where that is much, or differs between ranks just as attention does.
+    """
+    as_usual = np.ones(len(speeds.ranks))
+    if is_contiguous_causal(case):
+        # Times that no one slow device explains are not those of the schedule's work.
+        is_slow = np.arange(len(speeds.ranks)) == speeds.slow_device
+        return np.where(is_slow, speeds.compute, as_usual)
+    beside = speeds.beside_attention
+    beyond = speeds.attention / beside
+    is_explained = len(beyond) > 0 and beyond.max() < SLOWER * beyond.min()
+    if not (is_explained or speeds.is_much_beside):
+        return as_usual
+    slowness = speeds.attention if is_explained else beside
+    return np.where(slowness >= SLOWER, slowness, as_usual)
 
 
 def _per_share(case: Case, duration_ns: Int64Array, shares: Float64Array | None) -> Float64Array:

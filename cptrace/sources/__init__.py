@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +64,7 @@ class Readings:
     def __init__(self, paths: Sequence[Path], options: ReadOptions | None = None) -> None:
         if not paths:
             raise UsageError("no trace was named; give at least one file")
+        _check_once(paths)
         self._options = options
         self._remaining = list(paths)
         self._current: Reading | None = None
@@ -85,6 +87,16 @@ class Readings:
             trace = self._current.finish()
             self._current = None
             yield trace
+
+
+def _check_once(paths: Sequence[Path]) -> None:
+    """Check that no file is named twice: its ranks would count as others."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        other = named.setdefault(os.path.realpath(path), path)
+        if other is not path:
+            what = f"{path} is named twice" if str(other) == str(path) else f"{other} and {path} are one file"
+            raise UsageError(f"{what}; name each file once")
 
 
 def _source_of(path: Path) -> Source:

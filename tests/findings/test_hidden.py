@@ -32,7 +32,7 @@ def test_what_a_slow_host_hides_is_found_behind_it(tmp_path: Path, key: tuple[st
     found = findings(report_of(SLOW_HOST.but(**HIDDEN[key]).hosts(), tmp_path))
     assert [name for name, row in found.items() if row["predicted_step_ns"] is not None] == [LATE, key]
     assert found[LATE]["after"] == []
-    assert found[key]["after"] == ["late-launch"]
+    assert found[key]["after"] == ["late-launch (in-steps)"]
     assert step_before(found[key]) == found[LATE]["predicted_step_ns"]
     assert found[key]["confidence"] == "medium"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import cptrace
 from cptrace.requests import AnalyzeOptions, ScopeRequest
 from tests.support.diagnosed import findings, lost_time, not_looked_for, report_of, step_before
 from tests.support.simulated_run import Host, step_ns, write
-from tests.support.simulated_schemes import BACKWARD_KERNEL, FORWARD_KERNEL, Ring
+from tests.support.simulated_schemes import BACKWARD_KERNEL, FORWARD_KERNEL, GEMM_KERNEL, Ring
 
 SCHEDULE, WORK = ("imbalance", "schedule"), ("imbalance", "work")
 GRADED = (200_000, 400_000, 600_000, 800_000)
@@ -77,7 +78,10 @@ UNMATCHED = {
 
 
 @pytest.mark.parametrize(
-    ("run", "key", "confidence"), [({}, WORK, "low"), (CAUSAL, SCHEDULE, "medium")], ids=["work", "schedule"]
+    ("run", "key", "confidence"),
+    # Times of 2 to 8 are no shares of 1 to 7: the schedule alone does not explain them.
+    [({}, WORK, "low"), (CAUSAL, SCHEDULE, "low")],
+    ids=["work", "schedule"],
 )
 @pytest.mark.parametrize("lack", UNMATCHED)
 def test_what_balance_gives_is_not_told_of_ranks_that_are_not_matched(
@@ -156,3 +160,105 @@ def test_the_mean_is_of_the_ranks_that_are_looked_at(tmp_path: Path) -> None:
     assert row["summary"].startswith(
         "rank 3 computes 1.33 times the mean attention time of the ranks looked at,"
     )
+
+
+SHARES = tuple(100_000 * share for share in (1, 3, 5, 7))
+GEMM_NS = 1_000_000
+
+
+def scaled(hosts: list[Host], attention: Sequence[float], gemm: Sequence[float]) -> list[Host]:
+    """Return programs of models whose kernels take longer on some ranks; gemms are a third of their compute."""
+    for host in hosts:
+        for call in host.program:
+            if call.name in (FORWARD_KERNEL, BACKWARD_KERNEL):
+                call.ns = round(call.ns * attention[host.rank])
+            if call.name == GEMM_KERNEL:
+                call.ns = round(GEMM_NS * gemm[host.rank])
+    return hosts
+
+
+ONE, TWO = (1, 1, 2, 1), (1, 2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("attention", "gemm", "told"),
+    [
+        (ONE, ONE, {("peer-wait", "straggler")}),
+        (ONE, (1, 1, 1, 1), {WORK}),  # a device that is slow spares no kernel
+        (TWO, TWO, set()),
+        (TWO, (1, 1, 1, 1), {WORK}),
+    ],
+    ids=["slow device", "more attention", "two slow devices", "two with more attention"],
+)
+def test_more_attention_is_told_from_a_slow_device_by_other_kernels(
+    tmp_path: Path, attention: Sequence[float], gemm: Sequence[float], told: set[tuple[str, str]]
+) -> None:
+    """
+    rank 0   [gemm][attention]
+    rank 2   [gemm][attention         ]    more of it; or slow:    [gemm    ][attention         ]
+    """
+    hosts = scaled(Ring(has_gemms=True).hosts(), attention, gemm)
+    found = findings(report_of(hosts, tmp_path))
+    assert found.keys() & {WORK, SCHEDULE, ("peer-wait", "straggler")} == told
+    for key in told:
+        assert found[key]["confidence"] == ("medium" if key == WORK else "high")
+        assert found[key]["rank"] in (1, 2)
+    if not told:
+        assert "kernels (2.00 x the median)" in found["peer-wait", "skew"]["summary"]
+        assert "throttling" in found["peer-wait", "skew"]["advice"]
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_balance_gives_a_slow_device_as_much_work_as_others(tmp_path: Path, slow: int) -> None:
+    """
+    rank 1 is slow    [0 0  ]              [mean mean mean      ]     with as much work as others it sets the pace
+    rank 3            [0][1][2][3]         [mean     ]
+    """
+    times = tuple(2 * time if rank == slow else time for rank, time in enumerate(SHARES))
+    balanced = tuple(800_000 if rank == slow else 400_000 for rank in range(4))
+    rows = findings(report_of(Ring(attention_ns=times).hosts(), tmp_path, **CAUSAL))
+    straggler = rows["peer-wait", "straggler"]
+    assert straggler["rank"] == slow
+    both, alone = step_ns(Ring(attention_ns=(400_000,)).hosts()), step_ns(Ring(attention_ns=balanced).hosts())
+    assert rows[SCHEDULE]["rank"] == 3
+    assert rows[SCHEDULE]["value"] == pytest.approx(0.75, rel=0.01)
+    if rows[SCHEDULE]["after"]:
+        assert rows[SCHEDULE]["predicted_step_ns"] == pytest.approx(both, rel=0.01)
+        assert straggler["after"] == ["imbalance"]
+        assert step_ns(Ring(attention_ns=times).hosts()) < 1.01 * alone  # by itself it gives nothing
+    else:
+        assert rows[SCHEDULE]["predicted_step_ns"] == pytest.approx(alone, rel=0.01)
+
+
+def test_times_that_are_not_the_schedules_work_are_said(tmp_path: Path) -> None:
+    """Each rank computes as much but the last: kernels that compute what the mask hides, or slow devices."""
+    row = findings(
+        report_of(Ring(attention_ns=(500_000, 500_000, 500_000, 800_000)).hosts(), tmp_path, **CAUSAL)
+    )
+    assert row[SCHEDULE]["confidence"] == "low"
+    assert "their times are not in proportion to that" in row[SCHEDULE]["summary"]
+
+
+@pytest.mark.parametrize("with_steps", [(0,), (0, 1, 2)])
+def test_ranks_without_steps_are_not_compared(tmp_path: Path, with_steps: Sequence[int]) -> None:
+    """
+    rank 0   [warm-up] [step][step]
+    rank 1   [warm-up   ..   step ]      it has no step ranges: all of it counts
+    """
+    hosts = Ring(n_steps=3).hosts()
+    for host in hosts:
+        if host.rank not in with_steps:
+            for call in host.program:
+                call.name = call.name if call.name != "step" else ""
+    report = report_of(hosts, tmp_path)
+    assert "imbalance" not in {code for code, _ in findings(report)}
+    assert "ranks are compared by the same steps" in not_looked_for(report)["imbalance"]
+    (note,) = [note for note in report.coverage["notes"] if note["code"] == "unequal-windows"]
+    assert note["count"] == 4 - len(with_steps)
+
+
+def test_a_step_that_one_rank_lacks_is_not_compared(tmp_path: Path) -> None:
+    hosts = Ring(n_steps=3).hosts()
+    first = next(call for call in hosts[1].program if call.name == "step")
+    first.name = "other"
+    assert "imbalance" not in {code for code, _ in findings(report_of(hosts, tmp_path))}
