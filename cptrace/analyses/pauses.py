@@ -48,14 +48,13 @@ def unequal_windows(scope: Scope) -> Iterable[Note]:
     without = [rank for rank in scope.ranks if scope.windows[rank].basis != BY_STEPS]
     if not with_steps or not without:
         return
-    names = [f"{rank}" for rank in without]
-    shown = joined(
-        [*names[:_MAX_NAMED], *([f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else [])]
-    )
+    names = [str(rank) for rank in without]
+    more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+    who = f"{'ranks' if len(names) > 1 else 'rank'} {joined([*names[:_MAX_NAMED], *more])}"
+    have, are = ("have", "are") if len(names) > 1 else ("has", "is")
     yield Note(
         "unequal-windows",
-        f"rank{'s' * (len(without) > 1)} {shown} {'have' if len(without) > 1 else 'has'} no step ranges and"
-        f" {'are' if len(without) > 1 else 'is'} accounted for from first to last operation, warm-up included, the others"
-        " over their steps: means over ranks mix the two; put step ranges on all ranks, or use --window all",
+        f"{who} {have} no step ranges and {are} accounted for from first to last operation, warm-up included, the"
+        " others over their steps: means over ranks mix the two; put step ranges on all ranks, or use --window all",
         len(without),
     )
