@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from cptrace.dependencies.items import RECORD, WAIT, Items
+from cptrace.dependencies.items import OP, RECORD, WAIT, Items
 from cptrace.dependencies.pairs import EventPairs
 from cptrace.groups import group_rows
 from cptrace.intervals import BoolArray, Int64Array
@@ -65,20 +65,18 @@ def follow_chains(items: Items, pairs: EventPairs, process: Int64Array) -> tuple
         Rows of ops, int64 of shape (E,), and for each the place of the wait in the list of waits, int64 of shape (E,).
     """
     links = _find_links(items, pairs)
-    ops, waits = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    places, waits = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     # Chains stay within a process, so the streams of one need not be looked for in the links of all.
     for rows in group_rows(pd.factorize(process[links.wait])[0]):
         is_mine = np.zeros(len(links.wait), bool)
         is_mine[rows] = True
         mine = links.only(is_mine)
-        own_queue = np.where(mine.own >= 0, items.queue[mine.own], -1)
-        for source in np.unique(own_queue[mine.own >= 0]).tolist():
-            told = np.where(own_queue == source, mine.own, -1)
-            last = _last_of_chains(mine, told)
-            is_new = last > told
-            ops.append(items.row[last[is_new]])
-            waits.append(mine.wait[is_new])
-    return np.concatenate(ops), np.concatenate(waits)
+        queue = np.where(mine.own >= 0, items.queue[mine.own], -1)
+        for source in np.unique(queue[mine.own >= 0]).tolist():
+            last, wait = _ends_of_chains(mine, np.where(queue == source, mine.own, -1))
+            places.append(last)
+            waits.append(wait)
+    return items.row[np.concatenate(places)], np.concatenate(waits)
 
 
 def _find_links(items: Items, pairs: EventPairs) -> _Links:
@@ -94,13 +92,13 @@ def _find_links(items: Items, pairs: EventPairs) -> _Links:
     has_behind = behind >= 0
     has_behind[has_behind] = (segment[place[behind]] == segment[at_record])[has_behind]
     op, has_op = items.last_op_before(at_record)
-    own = np.where(has_op, items.position[0][op], -1) if len(items.ops) else np.full(len(place), -1)
+    own = np.where(has_op, items.position[OP][op], -1) if len(items.ops) else np.full(len(place), -1)
     links = _Links(wait, segment[place], own, np.where(has_behind, behind, -1))
     return links.only(has_behind | np.isin(links.segment, links.segment[behind[has_behind]]))
 
 
-def _last_of_chains(links: _Links, told: Int64Array) -> Int64Array:
-    """Return for each link the last op of one stream that chains of two or more records lead to.
+def _ends_of_chains(links: _Links, told: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the ops of one stream that chains lead to, and the waits that they begin with.
 
     Args:
         links: Links of one process.
@@ -108,8 +106,18 @@ def _last_of_chains(links: _Links, told: Int64Array) -> Int64Array:
             shape (L,).
 
     Returns:
-        Place in stream order, -1 where there is none, int64 of shape (L,).
+        Places in stream order, int64 of shape (E,), and places in the list of waits, int64 of shape (E,).
     """
+    last = _last_of_chains(links, told)
+    number = np.flatnonzero(last > told)
+    # Waits one after another that lead from the same op to the same op would add up over all streams.
+    is_again = (np.diff(last[number], prepend=-1) == 0) & (np.diff(links.segment[number], prepend=-1) == 0)
+    number = number[~is_again]
+    return last[number], links.wait[number]
+
+
+def _last_of_chains(links: _Links, told: Int64Array) -> Int64Array:
+    """Return for each link the place of the last op of one stream that chains of two or more records lead to, or -1."""
     offset = links.segment * (int(told.max(initial=0)) + 2)
     last, through = told, np.full(len(told), -1)
     for _ in range(_MAX_CHAIN - 1):
