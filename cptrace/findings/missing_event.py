@@ -26,12 +26,14 @@ from cptrace.findings.finding import (
 )
 from cptrace.findings.rewire import Edges, behind_needed, buffer_edges, join, needed_edges
 from cptrace.findings.verdict import (
+    calls_missing,
     confidence_of,
     gain_of,
     has_unknown_waits,
     loss_of,
     lower,
     scheme_missing,
+    unknown_records_share,
 )
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.outcome import NotApplicable
@@ -108,11 +110,14 @@ def _host_sync_confidence(case: Case) -> str:
 
 def _host_sync_unknown(case: Case) -> Sequence[NotApplicable]:
     """Return why blocking calls that cost nothing by the replay cannot be called harmless; empty where they can."""
+    name = f"{CODE} ({HOST_SYNC})"
     if not (loss_ns := loss_of(case, changes)):
-        return ()
+        # Between which launches a call blocks cannot be told without the launches.
+        missing = calls_missing(case, name)
+        return () if missing is None else (missing,)
     return (
         NotApplicable(
-            f"{CODE} ({HOST_SYNC})",
+            name,
             f"the host blocks inside steps, and a replay in which it does not is {format_ns(loss_ns)} a step slower,"
             " which no run would be: the order that the data needs, guessed from the order of kernels, is wrong; mark"
             " ops with ranges of the domain cptrace (cptrace/labels.py)",
@@ -283,6 +288,10 @@ def _order_unknown(case: Case) -> NotApplicable | None:
         again = f"record with {case.scope.trace.meta.record_waits}"
     elif not dependencies.is_launch_known.all():
         reason = "some launches were not recorded, so the order of waits and launches is not known"
+    elif unknown_records_share(case) > 0:
+        reason = (
+            "the calls of some event records were not recorded, so what waits for these wait for is not known"
+        )
     elif case.scope.trace.syncs.empty and case.scope.trace.event_records.empty:
         reason = "the trace has neither event records nor waits: perhaps there were none, perhaps they were not traced"
     else:

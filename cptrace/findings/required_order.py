@@ -14,7 +14,15 @@ from cptrace.errors import TraceError
 from cptrace.findings.advice import RINGS, scheme_name
 from cptrace.findings.case import MIN_SHARE, Case
 from cptrace.findings.finding import INFO, MAX_EVIDENCE, Diagnosis, Explanation, Finding, op_evidence
-from cptrace.findings.verdict import gain_of, lower, scheme_missing, waits_missing, without_peers
+from cptrace.findings.verdict import (
+    LOW,
+    gain_of,
+    is_order_incomplete,
+    lower,
+    order_missing,
+    scheme_missing,
+    without_peers,
+)
 from cptrace.intervals import Int64Array, Intervals
 from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
@@ -181,9 +189,11 @@ def _window(case: Case, times: Replayed, rank: int) -> Intervals:
 
 
 def _confidence(case: Case, form: str) -> str:
-    """Return how sure it is that nothing else holds the transfers up; where waits are not recorded, a wait may."""
+    """Return how sure it is that nothing else holds the transfers up: where order is not recorded, that may."""
     confidence = without_peers(case, case.recognition.confidence)
-    return lower(confidence) if form == TRANSFER_BOUND and waits_missing(case, CODE) else confidence
+    if form != TRANSFER_BOUND or not is_order_incomplete(case):
+        return confidence
+    return LOW if order_missing(case, CODE) else lower(confidence)
 
 
 def _advice(case: Case, *, is_bound: bool) -> str:

@@ -135,6 +135,27 @@ def is_sending(case: Case) -> BoolArray:
     return np.asarray(lanes(case) > _COMPUTE)
 
 
+def transfers_served(case: Case, rows: Int64Array) -> Int64Array:
+    """Return the transfer that each op goes with: the next one of its lane in its stream, itself where there is none.
+
+    What a copy puts aside is sent by the transfer that follows it; a transfer goes with itself.
+
+    Args:
+        case: Case.
+        rows: Rows of transfers, and of copies in their lanes, int64 of shape (M,).
+    """
+    n_ops, queue = len(case.ops), case.dependencies.queue
+    lane = lanes(case) - _UNPLACED
+    # One sorted key for stream, lane and row: rows are ordered by start, as a stream's ops are.
+    key = (queue * (int(lane.max(initial=0)) + 1) + lane) * n_ops + np.arange(n_ops)
+    transfers = np.flatnonzero(case.is_comm & (case.position >= 0))
+    transfers = transfers[np.argsort(key[transfers])]
+    place = np.searchsorted(key[transfers], key[rows])
+    following = np.append(transfers, -1)[place]
+    is_same = (following >= 0) & (key[following] // n_ops == key[rows] // n_ops)
+    return np.where(is_same, following, rows)
+
+
 def behind_needed(case: Case, edges: Edges) -> Edges:
     """Return edges in which each producer is replaced by the nearest op of its stream that the consumer stays behind.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
 from cptrace.findings.rewire import (
     Edges,
     are_other_channels,
@@ -20,12 +20,24 @@ from cptrace.findings.rewire import (
     lanes,
     needed_edges,
     stream_edges,
+    transfers_served,
 )
-from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
+from cptrace.findings.verdict import (
+    HeldUp,
+    calls_missing,
+    confidence_of,
+    gain_of,
+    once_each,
+    order_missing,
+    scheme_missing,
+    waited_last,
+    waiting_evidence,
+)
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
 from cptrace.replay.resources import COMMUNICATOR, RESOURCES
+from cptrace.units import plural
 
 CODE: Final = "shared-communicator"
 
@@ -40,25 +52,23 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         return scheme_missing(case, CODE)
     gain = gain_of(case, changes)
     if gain is None:
-        return ()
-    freed, turns = _behind_other_channel(case), _turns(case)
-    resources = case.recording.resources
-    delayed = np.concatenate((np.flatnonzero(freed), resources.consumer[turns]))
-    culprit = np.concatenate((case.stream_before[np.flatnonzero(freed)], resources.producer[turns]))
-    is_measured = case.is_measured(delayed)
-    delayed, culprit = delayed[is_measured], culprit[is_measured]
-    ranks = np.unique(case.rank[delayed]).tolist()
+        return _unknown(case) or ()
+    pairs = _held_up(case)
+    ranks = np.unique(case.rank[pairs.delayed]).tolist()
     return [
         Finding(
             code=CODE,
             form=None,
             severity=WARNING,
             summary=(
-                f"{len(delayed)} transfers on {ranks_text(ranks)} wait for a transfer of something else that they do"
-                " not need: both use one communicator, which runs its transfers one by one"
+                f"{plural(len(pairs.delayed), 'transfer')} on {ranks_text(ranks)} queued behind a transfer of something"
+                f" else that is not needed first, {_how_many_wait(case, pairs)}: both use one communicator, which runs"
+                " its transfers one by one"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
-            value=case.exposed_together_ns(delayed, case.start_ns[delayed], case.end_ns[delayed]),
+            value=case.exposed_together_ns(
+                pairs.delayed, case.start_ns[pairs.delayed], case.end_ns[pairs.delayed]
+            ),
             unit="ns",
             confidence=confidence_of(case),
             advice=(
@@ -68,15 +78,46 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             ),
             recoverable_ns=gain.prediction.recoverable_ns,
             predicted_step_ns=gain.prediction.step_ns,
-            evidence=pair_evidence(
+            evidence=waiting_evidence(
                 case,
-                delayed,
-                culprit,
-                case.exposed_ns[delayed],
+                pairs,
+                case.exposed_ns[pairs.delayed],
                 ("waits for the communicator", "uses the communicator"),
+                ("is behind another transfer of the communicator", "is ahead of it"),
             ),
         )
     ]
+
+
+def _unknown(case: Case) -> NotApplicable | None:
+    """Return why transfers that cost nothing in turn cannot be called harmless; None where they can.
+
+    Which transfers are behind another one is seen without any wait; what that costs is not.
+    """
+    if changes(case) is None:
+        return calls_missing(case, CODE)
+    return order_missing(case, CODE)
+
+
+def _held_up(case: Case) -> HeldUp:
+    """Return the transfers that are behind one of another channel, each once.
+
+    Where the copy of what a transfer sends is behind the other one, the transfer is what that holds up.
+    """
+    freed, turns = np.flatnonzero(_behind_other_channel(case)), _turns(case)
+    resources = case.recording.resources
+    first = np.concatenate((freed, resources.consumer[turns]))
+    culprit = np.concatenate((case.stream_before[freed], resources.producer[turns]))
+    pairs = HeldUp(transfers_served(case, first), first, culprit)
+    return once_each(case, pairs.where(case.is_measured(pairs.delayed)))
+
+
+def _how_many_wait(case: Case, pairs: HeldUp) -> str:
+    """Return how many transfers start when the one ahead of them ends, for people."""
+    n_waiting = int(np.count_nonzero(waited_last(case, pairs)))
+    if not n_waiting:
+        return "and held up longer by something else for now"
+    return f"{'' if n_waiting == len(pairs.delayed) else f'{n_waiting} of them '}starting when that ends"
 
 
 def changes(case: Case) -> Changes | None:

@@ -10,9 +10,17 @@ import numpy as np
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
 from cptrace.findings.rewire import buffer_edges, is_free_of, is_sending, join, needed_edges, stream_edges
-from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing
+from cptrace.findings.verdict import (
+    HeldUp,
+    calls_missing,
+    confidence_of,
+    gain_of,
+    order_missing,
+    scheme_missing,
+    waiting_evidence,
+)
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable
 from cptrace.replay import Changes
@@ -30,7 +38,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         return scheme_missing(case, CODE)
     gain = gain_of(case, changes)
     if gain is None:
-        return ()
+        return _unknown(case) or ()
     delayed = np.flatnonzero(accidental(case))
     delayed = delayed[case.is_measured(delayed)]
     culprit = case.stream_before[delayed]
@@ -45,7 +53,7 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             severity=WARNING,
             summary=(
                 f"{len(transfers)} transfers share stream {', '.join(map(str, streams))} with attention on"
-                f" {ranks_text(ranks)}: {len(delayed)} times one waits for the other without needing its result"
+                f" {ranks_text(ranks)}: {len(delayed)} times one is queued behind the other without needing its result"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
             value=case.exposed_together_ns(transfers, case.start_ns[transfers], case.end_ns[transfers]),
@@ -54,11 +62,25 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             advice=_advice(case),
             recoverable_ns=gain.prediction.recoverable_ns,
             predicted_step_ns=gain.prediction.step_ns,
-            evidence=pair_evidence(
-                case, delayed, culprit, exposed, ("waits in the stream", "is ahead in the same stream")
+            evidence=waiting_evidence(
+                case,
+                HeldUp(delayed, delayed, culprit),
+                exposed,
+                ("waits in the stream", "is ahead in the same stream"),
+                ("is behind it in the stream, and starts later", "is ahead in the same stream"),
             ),
         )
     ]
+
+
+def _unknown(case: Case) -> NotApplicable | None:
+    """Return why a shared stream that costs nothing cannot be called harmless; None where it can.
+
+    Which ops share a stream is seen without any wait; what that costs is not.
+    """
+    if changes(case) is None:
+        return calls_missing(case, CODE)
+    return order_missing(case, CODE)
 
 
 def changes(case: Case) -> Changes | None:

@@ -10,16 +10,26 @@ import numpy as np
 from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
-from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, pair_evidence, ranks_text
+from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
 from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import confidence_of, gain_of, scheme_missing, waits_missing
+from cptrace.findings.verdict import (
+    HeldUp,
+    confidence_of,
+    gain_of,
+    once_each,
+    order_missing,
+    scheme_missing,
+    waiting_evidence,
+)
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
 from cptrace.recognition.places import BY_PATTERN
 from cptrace.replay import Changes
+from cptrace.units import plural
 
 CODE: Final = "single-buffer"
 _EXCHANGING: Final = "usp"
+_READS: Final = "reads the buffer; an event is recorded behind it"
 
 
 class _Waits(NamedTuple):
@@ -46,10 +56,11 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
         )
     gain = gain_of(case, changes)
     if gain is None:
-        return waits_missing(case, CODE) or ()
+        return order_missing(case, CODE) or ()
     waits = buffer_waits(case)
-    waits = _Waits(*(rows[case.is_measured(waits.transfer)] for rows in waits))
-    transfers = np.unique(waits.transfer)
+    pairs = HeldUp(waits.transfer, waits.transfer, waits.attention)
+    pairs = once_each(case, pairs.where(case.is_measured(pairs.delayed)))
+    transfers = pairs.delayed
     ranks = np.unique(case.rank[transfers]).tolist()
     return [
         Finding(
@@ -57,8 +68,9 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             form=None,
             severity=WARNING,
             summary=(
-                f"{len(transfers)} transfers on {ranks_text(ranks)} start only when the attention that reads the"
-                " chunk before is done: one buffer is received into and read by turns (period 1; two buffers make it 2)"
+                f"{plural(len(transfers), 'transfer')} on {ranks_text(ranks)} may start only when the attention that"
+                " reads the chunk before is done: one buffer is received into and read by turns (period 1; two buffers"
+                " make it 2)"
             ),
             rank=ranks[0] if len(ranks) == 1 else None,
             value=case.exposed_together_ns(transfers, case.start_ns[transfers], case.end_ns[transfers]),
@@ -67,12 +79,12 @@ def find(case: Case) -> Sequence[Finding] | NotApplicable:
             advice=_advice(case),
             recoverable_ns=gain.prediction.recoverable_ns,
             predicted_step_ns=gain.prediction.step_ns,
-            evidence=pair_evidence(
+            evidence=waiting_evidence(
                 case,
-                waits.transfer,
-                waits.attention,
-                case.exposed_ns[waits.transfer],
-                ("waits for the buffer", "reads the buffer; an event is recorded behind it"),
+                pairs,
+                case.exposed_ns[transfers],
+                ("waits for the buffer", _READS),
+                ("may start only behind the reader of the buffer, and starts later", _READS),
             ),
         )
     ]

@@ -1,20 +1,25 @@
-"""Whether a finding is worth saying, and how sure it is."""
+"""Whether a finding is worth saying, how sure it is, and what shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Final, NamedTuple
 
-from cptrace.analyses.start_causes import MAX_UNKNOWN_WAITS
+import numpy as np
+
+from cptrace.analyses.start_causes import CLOCK_TOLERANCE_NS, MAX_UNKNOWN_WAITS
 from cptrace.errors import TraceError
 from cptrace.findings.case import MIN_SHARE, Case, Prediction, ToMend
-from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM
+from cptrace.findings.finding import CONFIDENCES, HIGH, LOW, MEDIUM, Evidence, pair_evidence
+from cptrace.intervals import BoolArray, Int64Array
+from cptrace.launches import calls_of
 from cptrace.outcome import NotApplicable
 from cptrace.peers import peers_missing
 from cptrace.replay import Changes, combine
 from cptrace.units import format_fraction
 
-_MIN_KNOWN_LAUNCHES: Final = 0.95
+_MAX_UNKNOWN_CALLS: Final = 0.05
 
 
 class Gain(NamedTuple):
@@ -107,6 +112,32 @@ def _find_hidden(case: Case) -> dict[Callable[[Case], Changes | None], Gain]:
         found[cause.changes] = Gain(changes, gains[most], tuple(mended))
         mended.append(cause.name)
         made = combine(made, changes, case.recording.duration_ns)
+    return {**found, **_find_together(case, made, tuple(mended), waiting)}
+
+
+def _find_together(
+    case: Case, made: Changes, mended: tuple[str, ...], waiting: Sequence[tuple[ToMend, Changes]]
+) -> dict[Callable[[Case], Changes | None], Gain]:
+    """Return what pays only with another: neither of two alone, but both together, each on top of the other.
+
+    Such are balanced work and a slow device: with as much work as the others it would set the pace, and without that
+    it is not waited for.
+    """
+    found: dict[Callable[[Case], Changes | None], Gain] = {}
+    for one, other in combinations(waiting, 2):
+        if not (one[0].trades_work or other[0].trades_work):
+            continue
+        both = combine(
+            made, combine(one[1], other[1], case.recording.duration_ns), case.recording.duration_ns
+        )
+        step_ns = _step_ns(case, both)
+        for (cause, changes), (second, without) in ((one, other), (other, one)):
+            before_ns = _step_ns(case, combine(made, without, case.recording.duration_ns))
+            if step_ns is None or before_ns is None:
+                continue
+            prediction = Prediction(step_ns, before_ns - step_ns)
+            if _is_worth(prediction):
+                found[cause.changes] = Gain(changes, prediction, (*mended, second.name))
     return found
 
 
@@ -148,10 +179,7 @@ def confidence_of(case: Case) -> str:
         case: Case.
     """
     confidence = case.recognition.confidence
-    known = case.scope.launches.is_known
-    if has_unknown_waits(case) or (len(known) and float(known.mean()) < _MIN_KNOWN_LAUNCHES):
-        confidence = lower(confidence)
-    return without_peers(case, confidence)
+    return without_peers(case, lower(confidence) if is_order_incomplete(case) else confidence)
 
 
 def without_peers(case: Case, confidence: str) -> str:
@@ -190,6 +218,121 @@ def lower(confidence: str) -> str:
     return CONFIDENCES[max(CONFIDENCES.index(confidence) - 1, 0)]
 
 
+def is_order_incomplete(case: Case) -> bool:
+    """Return whether anything that orders device work lacks: the record of a wait, or the call of an op or a record.
+
+    One lost edge is enough for a replay to keep as it was what the edge had held up.
+
+    Args:
+        case: Case.
+    """
+    return has_unknown_waits(case) or unknown_launches_share(case) > 0 or unknown_records_share(case) > 0
+
+
+def unknown_launches_share(case: Case) -> float:
+    """Return the share of the ops in the window whose launching call the trace does not hold.
+
+    Args:
+        case: Case.
+    """
+    return _unknown_share(case.scope.launches.is_known[case.scope.is_inside])
+
+
+def unknown_records_share(case: Case) -> float:
+    """Return the share of event records whose call the trace does not hold: behind which op they are is not known.
+
+    Args:
+        case: Case.
+    """
+    return case.remembered("unknown records", _find_unknown_records)
+
+
+def _find_unknown_records(case: Case) -> float:
+    trace = case.scope.trace
+    return _unknown_share(calls_of(trace.event_records, trace.api_calls).is_known)
+
+
+def _unknown_share(is_known: BoolArray) -> float:
+    return 1 - float(is_known.mean()) if len(is_known) else 0.0
+
+
+class HeldUp(NamedTuple):
+    """P pairs of an op that is behind another one and of that one, as rows of ops.
+
+    Attributes:
+        delayed: The op that is late, int64 of shape (P,).
+        first: The first of those right before it in its stream that go with it, such as the copy of what it sends, or
+            itself, int64 of shape (P,).
+        culprit: The op that both are behind, int64 of shape (P,).
+    """
+
+    delayed: Int64Array
+    first: Int64Array
+    culprit: Int64Array
+
+    def where(self, chosen: BoolArray | Int64Array) -> HeldUp:
+        """Return some of the pairs."""
+        return HeldUp(*(rows[chosen] for rows in self))
+
+
+def waited_last(case: Case, pairs: HeldUp) -> BoolArray:
+    """Return in which pairs the culprit is what the delayed op waited for last, bool of shape (P,).
+
+    Nothing else that it is known to wait for ended later, it started right then, and what goes with it did not wait for
+    anything in between.
+
+    Args:
+        case: Case.
+        pairs: Pairs.
+    """
+    ended_ns, causes = case.end_ns[pairs.culprit], case.causes
+    late_ns = case.start_ns[pairs.first] - ended_ns
+    is_last = causes.ready_ns[pairs.first] <= ended_ns + CLOCK_TOLERANCE_NS
+    is_last &= (late_ns >= -CLOCK_TOLERANCE_NS) & (late_ns <= causes.large_residual_ns)
+    return np.asarray(is_last & (_idle_ns(case, pairs) <= causes.large_residual_ns), bool)
+
+
+def _idle_ns(case: Case, pairs: HeldUp) -> Int64Array:
+    """Return for how long a stream is empty from the first op of each pair to the delayed one, in ns."""
+    order = np.argsort(case.dependencies.queue, kind="stable")  # rows are ordered by start
+    duration = (case.end_ns - case.start_ns)[order]
+    busy_before_ns = np.empty(len(order), np.int64)
+    busy_before_ns[order] = np.cumsum(duration) - duration
+    busy_ns = busy_before_ns[pairs.delayed] - busy_before_ns[pairs.first]
+    return np.asarray(case.start_ns[pairs.delayed] - case.start_ns[pairs.first] - busy_ns, np.int64)
+
+
+def once_each(case: Case, pairs: HeldUp) -> HeldUp:
+    """Return one pair for each delayed op: what it waited for last, else the one of which the culprit ended last.
+
+    Args:
+        case: Case.
+        pairs: Pairs.
+    """
+    order = np.lexsort((case.end_ns[pairs.culprit], waited_last(case, pairs), pairs.delayed))
+    pairs = pairs.where(order)
+    return pairs.where(np.append(pairs.delayed[1:] != pairs.delayed[:-1], True)[: len(order)])
+
+
+def waiting_evidence(
+    case: Case, pairs: HeldUp, cost_ns: Int64Array, waits: tuple[str, str], is_behind: tuple[str, str]
+) -> list[Evidence]:
+    """Return the costliest pairs in which one op waits for the other; where there are none, those that would.
+
+    Args:
+        case: Case.
+        pairs: Pairs.
+        cost_ns: What each costs, int64 of shape (P,).
+        waits: Part of the delayed op and of its culprit where it is what that waited for last, a few words each.
+        is_behind: The same where something else held the delayed op up for longer.
+    """
+    chosen, words = waited_last(case, pairs), waits
+    if not chosen.any():
+        chosen, words = np.ones(len(chosen), bool), is_behind
+    shown = pairs.where(chosen)
+    return pair_evidence(case, shown.delayed, shown.culprit, cost_ns[chosen], words)
+
+
 def scheme_missing(case: Case, code: str) -> NotApplicable:
     """Return why a finding that rests on the data flow cannot be made.
 
@@ -202,6 +345,16 @@ def scheme_missing(case: Case, code: str) -> NotApplicable:
         "which order is needed cannot be told, because no context-parallel scheme was recognised:"
         f" {case.recognition.evidence}; mark ops with ranges of the domain cptrace (cptrace/labels.py) to name it",
     )
+
+
+def order_missing(case: Case, code: str) -> NotApplicable | None:
+    """Return why a finding that rests on the order of ops cannot be excluded; None where enough is known.
+
+    Args:
+        case: Case.
+        code: Code of the finding.
+    """
+    return waits_missing(case, code) or calls_missing(case, code)
 
 
 def waits_missing(case: Case, code: str) -> NotApplicable | None:
@@ -221,17 +374,43 @@ def waits_missing(case: Case, code: str) -> NotApplicable | None:
     )
 
 
+def calls_missing(case: Case, code: str) -> NotApplicable | None:
+    """Return why a finding that rests on when the host called what cannot be excluded; None where enough is known.
+
+    Args:
+        case: Case.
+        code: Code of the finding.
+    """
+    again = case.scope.trace.meta.record_again
+    if (share := unknown_launches_share(case)) > _MAX_UNKNOWN_CALLS:
+        what = f"the launching call of {format_fraction(share)} of the ops is not in the trace, so what the host did"
+        return NotApplicable(code, f"{what} before each of them is not known; record again with: {again}")
+    if (share := unknown_records_share(case)) > _MAX_UNKNOWN_CALLS:
+        what = f"the call of {format_fraction(share)} of the event records is not in the trace, so what each stands for"
+        return NotApplicable(code, f"{what} is not known; record again with: {again}")
+    return None
+
+
 __all__ = [
     "HIGH",
     "LOW",
     "MEDIUM",
+    "HeldUp",
+    "calls_missing",
     "confidence_of",
     "gain_of",
     "has_unknown_waits",
+    "is_order_incomplete",
     "loss_of",
     "lower",
+    "once_each",
+    "order_missing",
     "scheme_missing",
+    "unknown_launches_share",
+    "unknown_records_share",
     "unknown_waits_share",
+    "waited_last",
+    "waiting_evidence",
     "waits_missing",
     "without_peers",
 ]

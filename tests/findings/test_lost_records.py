@@ -13,12 +13,16 @@ from cptrace.report import Report
 from tests.support.diagnosed import findings, not_looked_for
 from tests.support.nsys_tables import NONE
 from tests.support.simulated_run import write
-from tests.support.simulated_schemes import COMPUTE, Ring
+from tests.support.simulated_schemes import COMPUTE, KV, Ring
 from tests.support.tiny_export import TinyExport, global_pid
 
 NO_SYNCS = "DROP TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 NO_RECORDS = "DROP TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+NO_CALLS = "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME"
 SOUND = Ring(n_steps=3)
+IN_TURN = SOUND.but(dkv_stream=KV, transfer_ns=(800_000,))
+BOUND = ("required-order", "transfer-bound")
+RACE = "missing-event (race)"
 RESTS_ON_WAITS = {"missing-event (race)", "single-buffer", "queue-order"}
 
 
@@ -119,9 +123,85 @@ def test_stream_order_needs_no_records(tmp_path: Path) -> None:
 def test_transfers_are_not_surely_the_bound_where_waits_are_lost(tmp_path: Path) -> None:
     """One buffer makes transfers wait; without its events they seem to be what takes so long."""
     found = findings(lost(SOUND.but(n_buffers=1), tmp_path, NO_RECORDS))
-    assert found[("required-order", "transfer-bound")]["confidence"] == "medium"
+    assert found[("required-order", "transfer-bound")]["confidence"] == "low"
     found = findings(lost(SOUND.but(transfer_ns=(900_000,)), tmp_path))
     assert found[("required-order", "transfer-bound")]["confidence"] == "high"
+
+
+def without_calls(name: str, every: int) -> str:
+    """Return the statement that deletes every so many API calls of some name, `%` for all of them."""
+    return (
+        f"DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE rowid % {every} = 0"
+        f" AND nameId IN (SELECT id FROM StringIds WHERE value LIKE '{name}')"
+    )
+
+
+@pytest.mark.parametrize("statement", [NO_SYNCS, NO_RECORDS])
+def test_turns_at_a_communicator_cannot_be_excluded_without_waits(tmp_path: Path, statement: str) -> None:
+    """
+    stream 13   [kv 0][dkv 0][kv 1][dkv 1]      that kv 1 is behind dkv 0 is seen; how early it could start is not
+    """
+    assert ("shared-communicator", None) in findings(lost(IN_TURN, tmp_path))
+    report = lost(IN_TURN, tmp_path, statement)
+    assert ("shared-communicator", None) not in findings(report)
+    assert "have no record in the trace" in not_looked_for(report)["shared-communicator"]
+    # In streams of their own none is behind another, whatever they wait for.
+    assert "shared-communicator" not in not_looked_for(lost(SOUND, tmp_path, statement))
+
+
+def test_without_calls_nobody_knows_whether_the_host_blocks(tmp_path: Path) -> None:
+    name = "missing-event (host-sync)"
+    assert "100.0 % of the ops" in not_looked_for(lost(SOUND.but(blocks_host=True), tmp_path, NO_CALLS))[name]
+    assert name not in not_looked_for(lost(SOUND, tmp_path))
+    assert name not in not_looked_for(lost(SOUND, tmp_path, without_calls("%", 100)))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("%", "of the ops"), ("cudaEventRecord%", "of the event records")]
+)
+def test_order_cannot_be_excluded_where_much_of_it_is_unknown(tmp_path: Path, name: str, what: str) -> None:
+    """Behind which op an event is recorded is known by the calls alone: without them, a transfer waits for nothing."""
+    report = lost(SOUND.but(n_buffers=1), tmp_path, without_calls(name, 2))
+    assert ("single-buffer", None) not in findings(report)
+    for code in ("single-buffer", "missing-event (host-sync)", "shared-communicator", "shared-stream"):
+        assert what in not_looked_for(report)[code]
+    assert RACE in not_looked_for(report)
+    assert findings(report)[BOUND]["confidence"] == "low"
+
+
+@pytest.mark.parametrize("name", ["%", "cudaEventRecord%"])
+def test_a_few_lost_calls_make_the_order_less_sure(tmp_path: Path, name: str) -> None:
+    """
+    record e (its call lost)   wait e   [transfer]      a replay cannot take this wait away: it gains less than is there
+    """
+    ring = SOUND.but(n_buffers=1, transfer_ns=(700_000,))
+    whole, part = (findings(r) for r in (lost(ring, tmp_path), lost(ring, tmp_path, without_calls(name, 61))))
+    for key in (("single-buffer", None), BOUND):
+        assert (whole[key]["confidence"], part[key]["confidence"]) == ("high", "medium")
+    assert part["single-buffer", None]["recoverable_ns"] < whole["single-buffer", None]["recoverable_ns"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("ring", [SOUND, SOUND.but(n_buffers=1), IN_TURN])
+def test_a_sound_run_that_lost_rows_of_waits_is_not_called_a_race(
+    tmp_path: Path, ring: Ring, every: int
+) -> None:
+    """
+    call         record e   wait e   launch attention      the call to wait is there: for what, only its lost row tells
+    """
+    rows = (
+        f"DELETE FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION WHERE rowid % {every} = 0 AND EXISTS (SELECT 1 FROM"
+        " CUPTI_ACTIVITY_KIND_RUNTIME r JOIN StringIds s ON s.id = r.nameId WHERE s.value LIKE 'cudaStreamWait%'"
+        " AND r.correlationId = CUPTI_ACTIVITY_KIND_SYNCHRONIZATION.correlationId"
+        " AND r.globalTid >> 24 = CUPTI_ACTIVITY_KIND_SYNCHRONIZATION.globalPid >> 24)"
+    )
+    whole, part = lost(ring, tmp_path), lost(ring, tmp_path, rows)
+    counts = [report.coverage["dependencies"][0] for report in (whole, part)]
+    assert counts[1]["n_waits"] == counts[0]["n_waits"]
+    assert counts[1]["n_waits_paired"] < counts[0]["n_waits"]
+    assert ("missing-event", "race") not in findings(part)
+    assert RACE in not_looked_for(part)
+    assert RACE not in not_looked_for(whole)
 
 
 @pytest.mark.parametrize(("has_syncs", "n_waits"), [(True, 0), (False, 1)])

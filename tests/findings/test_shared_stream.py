@@ -32,6 +32,19 @@ def test_a_ring_in_one_stream(tmp_path: Path, attention_first: bool) -> None:
     assert culprit["end_ns"] == delayed["start_ns"]
 
 
+def test_what_a_slow_host_hides_is_not_said_to_wait(tmp_path: Path) -> None:
+    """
+    host        launch kv 0        launch attention 0        launch kv 1
+    stream 7               [kv 0]                    [attention 0]      [kv 1]
+    """
+    ring = Ring(kv_stream=COMPUTE, pause_ns=600_000, is_forward_only=True)
+    row = findings(report_of(ring.hosts(), tmp_path))[KEY]
+    assert [name.split()[0] for name in row["after"]] == ["late-launch"]
+    delayed, culprit = row["evidence"][:2]
+    assert delayed["start_ns"] > culprit["end_ns"]
+    assert "starts later" in delayed["what"]
+
+
 def test_a_backward_pass_in_one_stream(tmp_path: Path) -> None:
     ring = Ring(kv_stream=COMPUTE, dkv_stream=COMPUTE, attention_first=True)
     row = findings(report_of(ring.hosts(), tmp_path))[KEY]

@@ -53,3 +53,17 @@ def test_three_ranks_have_one_hop_that_waits_and_two_ranks_none(tmp_path: Path) 
 def test_in_one_stream_the_stream_is_the_cause(tmp_path: Path) -> None:
     ring = Ring(n_buffers=1, kv_stream=COMPUTE, is_forward_only=True)
     assert lost_time(report_of(ring.hosts(), tmp_path)) == {("shared-stream", None)}
+
+
+def test_what_a_slow_host_hides_is_not_said_to_wait(tmp_path: Path) -> None:
+    """
+    host        ...                       launch kv 1
+    stream 7    [attention 0][attention 1]
+    stream 13   [kv 0]                          [kv 1]      an event orders kv 1 behind attention 1: not what held it up
+    """
+    ring = Ring(n_buffers=1, pause_ns=600_000, is_forward_only=True)
+    row = findings(report_of(ring.hosts(), tmp_path))[KEY]
+    assert [name.split()[0] for name in row["after"]] == ["late-launch"]
+    transfer, attention = row["evidence"][:2]
+    assert transfer["start_ns"] > attention["end_ns"]
+    assert "starts later" in transfer["what"]
