@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
 from cptrace.cli.analyze import compile_pattern
 from cptrace.cli.output import check_output, has_color, terminal_width, write_output
 from cptrace.cli.settings import CONTEXT_SETTINGS, text_or_json
-from cptrace.gates import CODES
 from cptrace.requests import ReadOptions, ScopeRequest, WhatIfOptions, parse_window
+
+# Said here too: what_if.fixable() takes its time to import, and help need not wait for it.
+FIXABLE: Final = (
+    "missing-event:host-sync",
+    "shared-stream",
+    "single-buffer",
+    "shared-communicator",
+    "late-launch:in-steps",
+    "queue-order",
+    "peer-wait:straggler",
+    "peer-wait:slow-link",
+    "imbalance",
+)
+"""Findings that `--fix` mends, with their forms where only some can be mended."""
 
 
 @click.command(
@@ -18,8 +32,8 @@ from cptrace.requests import ReadOptions, ScopeRequest, WhatIfOptions, parse_win
     help=f"""Predict the step time of a recorded run with findings mended, or with other links and devices.
 
 The recorded run is replayed with its waits, on all ranks together, as the predictions of findings are; several changes
-combine. Several files are the ranks or nodes of one job. Findings: {", ".join(CODES)}; `cptrace explain` says what each
-is.
+combine. Several files are the ranks or nodes of one job. Findings that can be mended: {", ".join(FIXABLE)};
+`cptrace explain` says what each is.
 
 Examples:
 

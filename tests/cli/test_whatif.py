@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cptrace.cli.whatif import FIXABLE
+from cptrace.gates import CODES
+from cptrace.what_if import fixable
 from tests.support.command_line import check_refused, cptrace
 from tests.support.shared_traces import ROOT
+from tests.support.simulated_run import Host, write
 from tests.support.tiny_export import TinyExport
 
 BROKEN = ROOT / "samples" / "ring-single-buffer-virtual.sqlite"
@@ -54,6 +58,40 @@ def test_what_is_predicted_is_called_what_analyze_calls_it(tmp_path: Path, has_s
     assert change.split(":")[0] in cptrace("analyze", path).out
 
 
+def test_pauses_between_steps_are_nothing_that_a_fix_mends(tmp_path: Path) -> None:
+    """The first transfer of a step waits in a stream of its own, which was free long before the pause.
+
+    host        launch both           [pause           ] launch both
+    stream 7      [attention ]                             [attention ]
+    stream 13      [transfer   ]                            [transfer   ]
+    """
+    host = Host(0)
+    for step in range(3):
+        with host.scope(f"step {step}"):
+            host.launch("flash_fwd_kernel", 800_000)
+            host.launch("ncclDevKernel_AllReduce", 1_000_000, 13)
+            host.sync()
+        host.pause(500_000)
+    path = write([host], tmp_path / "pauses.sqlite")
+    assert "between steps" in cptrace("analyze", path).out
+    check_refused(
+        cptrace("whatif", path, "--fix", "late-launch:between-steps"), 2, "no gain is predicted", "in-steps"
+    )
+    done = cptrace("whatif", path, "--fix", "late-launch")
+    assert done.exit_code == 0
+    assert "(+0.0 %)" in done.out
+    assert "mended" not in done.out
+    assert "CUDA graphs" not in done.out
+
+
+def test_help_names_what_can_be_fixed_and_nothing_else() -> None:
+    assert fixable() == FIXABLE
+    said = cptrace("whatif", "--help").out.partition("can be mended:")[2]
+    named = "".join(said.partition(";")[0].split()).split(",")
+    assert tuple(named) == FIXABLE
+    assert {name.partition(":")[0] for name in named} < set(CODES)
+
+
 def test_json_in_a_file_that_is_not_replaced_unasked(tmp_path: Path) -> None:
     target = tmp_path / "what.json"
     options = ("--scale-transfer", 2, "--scale-compute", 0.5, "--rank", 1, "--format", "json", "-o", target)
@@ -75,6 +113,7 @@ def test_an_input_is_never_written_to() -> None:
         ((), ("nothing was asked for", "--fix CODE", "single-buffer")),
         (("--fix", "nonsense"), ("there is no finding 'nonsense'", "the codes are")),
         (("--fix", "padding"), ("no gain is predicted", "cptrace explain padding")),
+        (("--fix", "late-launch:between-steps"), ("no gain is predicted", "late-launch:in-steps")),
         (("--link-gbps", "x"), ("'x' is not a valid float",)),
         (("--rank", 9, "--scale-compute", 2), ("--rank 9", "ranks 0, 1, 2, 3")),
     ],
