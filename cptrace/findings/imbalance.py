@@ -210,7 +210,10 @@ def _evidence(case: Case, attention: BoolArray, ranks: Sequence[int]) -> list[di
     return found
 
 
-_ODD_TIMES: Final = "; their times are not in proportion to that: devices differ in speed, or kernels compute what the mask hides"
+_ODD_TIMES: Final = (
+    "; their times are not in proportion to that: devices differ in speed, or kernels compute"
+    " what the mask hides"
+)
 _SCHEDULE_ADVICE: Final = (
     "Use a layout that gives every rank as much work: zigzag (rank r holds chunks r and 2P-1-r) or striped"
     " (token-cyclic). Positions and masks must follow the layout."
