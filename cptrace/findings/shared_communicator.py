@@ -12,6 +12,7 @@ from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
 from cptrace.findings.rewire import (
     Edges,
+    HeldUp,
     are_other_channels,
     behind_needed,
     buffer_edges,
@@ -19,19 +20,18 @@ from cptrace.findings.rewire import (
     join,
     lanes,
     needed_edges,
+    once_each,
     stream_edges,
     transfers_served,
+    waited_last,
+    waiting_evidence,
 )
 from cptrace.findings.verdict import (
-    HeldUp,
     calls_missing,
     confidence_of,
     gain_of,
-    once_each,
     order_missing,
     scheme_missing,
-    waited_last,
-    waiting_evidence,
 )
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable

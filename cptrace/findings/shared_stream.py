@@ -11,15 +11,22 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
-from cptrace.findings.rewire import buffer_edges, is_free_of, is_sending, join, needed_edges, stream_edges
-from cptrace.findings.verdict import (
+from cptrace.findings.rewire import (
     HeldUp,
+    buffer_edges,
+    is_free_of,
+    is_sending,
+    join,
+    needed_edges,
+    stream_edges,
+    waiting_evidence,
+)
+from cptrace.findings.verdict import (
     calls_missing,
     confidence_of,
     gain_of,
     order_missing,
     scheme_missing,
-    waiting_evidence,
 )
 from cptrace.intervals import BoolArray
 from cptrace.outcome import NotApplicable

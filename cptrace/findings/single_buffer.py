@@ -11,15 +11,21 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
-from cptrace.findings.rewire import DOUBLE_BUFFER, Edges, buffer_edges, join, needed_edges
-from cptrace.findings.verdict import (
+from cptrace.findings.rewire import (
+    DOUBLE_BUFFER,
+    Edges,
     HeldUp,
+    buffer_edges,
+    join,
+    needed_edges,
+    once_each,
+    waiting_evidence,
+)
+from cptrace.findings.verdict import (
     confidence_of,
     gain_of,
-    once_each,
     order_missing,
     scheme_missing,
-    waiting_evidence,
 )
 from cptrace.intervals import Int64Array
 from cptrace.outcome import NotApplicable
