@@ -21,6 +21,7 @@ from cptrace.analyses import make_scope
 from cptrace.analyses.scope import device_work_missing
 from cptrace.errors import SourceError, TraceError, UsageError
 from cptrace.findings import FINDINGS, Case, Diagnosis, Fix, find_diagnosis, make_case, outcomes
+from cptrace.findings.finding import Finding
 from cptrace.intervals import BoolArray, Int64Array
 from cptrace.job import read_job
 from cptrace.names import finding_name
@@ -268,6 +269,11 @@ def _outcome(case: Case, wanted: WantedFix, changes: Changes | None) -> FixOutco
     for looked in outcomes(case, wanted.diagnosis):
         if isinstance(looked, NotApplicable) and (form is None or looked.analysis in (code, name)):
             return FixOutcome(code, form, NOT_APPLICABLE, looked.reason)
+        if isinstance(looked, Finding) and form in (None, looked.form):
+            found = finding_name(looked.code, looked.form)
+            return FixOutcome(
+                code, form, NOT_APPLICABLE, f"{found} was found, and no gain can be predicted for it"
+            )
     return FixOutcome(code, form, NOT_FOUND, f"{name} was not found; nothing to fix")
 
 

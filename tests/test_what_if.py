@@ -12,7 +12,7 @@ from cptrace import WhatIf, WhatIfOptions
 from cptrace.errors import SourceError, UsageError
 from cptrace.what_if import SCHEMA, fixable, parse_fixes
 from tests.support.shared_traces import ROOT
-from tests.support.simulated_run import step_ns, write
+from tests.support.simulated_run import Host, step_ns, write
 from tests.support.simulated_schemes import COMPUTE, DKV, KV, Ring
 from tests.support.tiny_export import TinyExport
 
@@ -191,3 +191,20 @@ def test_json_is_the_same_bytes_and_has_all() -> None:
     }  # fmt: skip
     assert set(document["ranks"][0]) == {"rank", "recorded_step_ns", "predicted_step_ns"}
     assert set(document["fixes"][0]) == {"code", "form", "status", "reason", "alone_step_ns"}
+
+
+def test_what_is_found_but_has_no_gain_is_not_called_absent(tmp_path: Path) -> None:
+    """
+    host        launch attention  sync  [pause    ] launch attention  sync
+    stream 7      [attention     ]                    [attention     ]       step times do not contain the pause
+    """
+    host = Host(0)
+    for number in range(3):
+        with host.scope(f"step {number}"):
+            host.launch("flash_fwd_kernel", 1_000_000)
+            host.sync()
+        host.pause(400_000)
+    found = cptrace.whatif(write([host], tmp_path / "run.sqlite"), WhatIfOptions(fixes=("late-launch",)))
+    (fix,) = found.fixes
+    assert fix.status == "not-applicable"
+    assert fix.reason == "late-launch (between-steps) was found, and no gain can be predicted for it"
