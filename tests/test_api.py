@@ -92,7 +92,7 @@ def test_two_files_that_claim_one_rank_are_refused(tmp_path):
     a, b = (one_rank(tmp_path / f"{name}.sqlite", end=10, run=1) for name in "ab")
     with pytest.raises(TraceError, match=r"rank 1 is in .*a\.sqlite and in .*b\.sqlite"):
         analyze([a, b])
-    with pytest.raises(TraceError, match="each once"):
+    with pytest.raises(UsageError, match=r"a\.sqlite is named twice; name each file once"):
         analyze([a, a])
 
 
@@ -130,8 +130,8 @@ def test_a_rank_of_a_trace_without_device_work(tmp_path):
 
 
 def test_a_trace_without_device_work_among_others(tmp_path):
-    empty = TinyExport().call("cudaFree", 0, 1).write(tmp_path / "e.sqlite")
-    report = analyze([empty, one_rank(tmp_path / "a.sqlite", end=10), empty])
+    first, last = (TinyExport().call("cudaFree", 0, 1).write(tmp_path / f"{name}.sqlite") for name in "ef")
+    report = analyze([first, one_rank(tmp_path / "a.sqlite", end=10), last])
     assert ranks_of(report) == [(0, 10)]
     assert "account" in {entry.analysis for entry in report.not_applicable}
 
