@@ -30,6 +30,7 @@ from cptrace.job import (
     is_too_large,
     join_job,
     joined_notes,
+    not_counted,
     number_ranks,
     one_by_one,
     with_files,
@@ -174,11 +175,13 @@ def _analyze_job(traces: Sequence[Trace], options: AnalyzeOptions) -> Report:
     joined = join_job(traces)
     if isinstance(joined, NotApplicable):
         parts = [_analyze_one(trace, options) for trace in traces]
-        return _combine(parts, [one_by_one(joined.reason)], counted_notes(traces))
+        return _combine(parts, [one_by_one(joined.reason)], counted_notes(traces, are_joined=False))
     part = _analyze_one(joined.trace, options)
     metas = [trace.meta for trace in traces]
-    notes = [row for meta in metas for row in _notes(meta.path, meta.notes)]
-    notes += _notes(joined.trace.meta.path, (*joined_notes(joined, traces), *counted_notes(traces)))
+    notes = [row for meta in metas for row in _notes(meta.path, not_counted(meta.notes))]
+    notes += _notes(
+        joined.trace.meta.path, (*joined_notes(joined, traces), *counted_notes(traces, are_joined=True))
+    )
     part.coverage["notes"] = notes + part.coverage["notes"]
     part.coverage["clocks"] = [
         {"path": meta.path, "shift_ns": shift, "error_ns": joined.error_ns}

@@ -15,19 +15,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 
+from cptrace import labels
 from cptrace.classify import COMM, classify
 from cptrace.clocks import Offsets, ends_together, find_offsets
 from cptrace.errors import TraceError
 from cptrace.intervals import Int64Array
 from cptrace.joined import join_traces
-from cptrace.launches import find_launches
-from cptrace.matching import match_transfers
+from cptrace.launches import distinct_names, find_launches, names_match
+from cptrace.matching import BY_LABEL, match_transfers
 from cptrace.outcome import NotApplicable
-from cptrace.peers import MAX_END_SPREAD_NS
+from cptrace.peers import MAX_END_SPREAD_NS, find_arrivals
 from cptrace.requests import ReadOptions
 from cptrace.sources import Readings
 from cptrace.trace import Note, Trace
-from cptrace.units import format_ns
+from cptrace.units import format_ns, plural
 
 MAX_JOINED_OPS: Final = 10_000_000
 """Files with more device work in all are analysed one by one: joined they take about 0.5 GB for each million."""
@@ -38,10 +39,11 @@ TOO_LARGE: Final = (
 
 _ANALYSIS: Final = "peer_wait"
 # Hosts of one cluster agree to milliseconds. Clocks further apart may as well be recordings of different steps, of
-# which each collective would meet the one of a step before.
-_MAX_WALL_CLOCK_ERROR_NS: Final = 50_000_000
+# which each collective would meet the one of a step before, unless the steps are numbered and the same.
+_MAX_WALL_CLOCK_ERROR_NS: Final = 10_000_000
 # GPUs of one host are put on one clock about as well as this, in one file or in several.
-_ONE_CLOCK_NS: Final = 10_000
+_ONE_CLOCK_NS: Final = 50_000
+_NUMBERED_STEP: Final = re.compile(r"(?i)(?:profiler)?(?:step|iteration|iter)[ _#:]*(\d+)")
 _COUNTED: Final = "counted-ranks"
 _OF_ONE_PROCESS: Final = ("ranks", "capture")
 
@@ -50,14 +52,16 @@ class Joined(NamedTuple):
     """One trace of several files.
 
     Attributes:
-        trace: All of them, on the clock of the first.
+        trace: All of them, on one clock.
         shift_ns: By how much each file's times differ from those in the file, int64 of shape (F,).
         error_ns: Uncertainty of that.
+        is_whole_told: Whether the files tell which ranks take part, so that absent ones would be known.
     """
 
     trace: Trace
     shift_ns: Int64Array
     error_ns: int
+    is_whole_told: bool
 
 
 def number_ranks(trace: Trace, paths: dict[int, str]) -> Trace:
@@ -133,17 +137,63 @@ def join_job(traces: Sequence[Trace]) -> Joined | NotApplicable:
     known = [start for start in began if start is not None]
     if len(known) < len(began):
         return _cannot("not every file says when its recording began, so their times cannot be compared")
+    steps = [_step_numbers(trace) for trace in traces]
+    if (odd := _other_steps(traces, steps)) is not None:
+        return _cannot(odd)
     rough_ns = np.array(known, np.int64) - min(known)
     joined = join_traces(traces, rough_ns)
-    offsets = _offsets(joined, traces)
+    offsets = _offsets(joined, traces, are_same_steps=all(steps))
     if isinstance(offsets, NotApplicable):
         return offsets
-    shift_ns = offsets.shift_ns
-    if np.abs(shift_ns).max() <= max(offsets.error_ns, _ONE_CLOCK_NS):
-        return Joined(joined, rough_ns, offsets.error_ns)
-    total_ns = rough_ns + shift_ns
-    total_ns -= total_ns.min()
-    return Joined(join_traces(traces, total_ns), total_ns, offsets.error_ns)
+    most_ns = int(np.abs(offsets.shift_ns).max())
+    is_one_clock = most_ns <= max(offsets.error_ns, _ONE_CLOCK_NS)
+    total_ns = rough_ns if is_one_clock else rough_ns + offsets.shift_ns
+    total_ns = total_ns - total_ns.min()
+    joined = joined if is_one_clock else join_traces(traces, total_ns)
+    return _checked(joined, total_ns, max(offsets.error_ns, most_ns if is_one_clock else 0))
+
+
+def _checked(joined: Trace, shift_ns: Int64Array, error_ns: int) -> Joined | NotApplicable:
+    """Return joined files, or why their times cannot be those of one job on one clock."""
+    launches = find_launches(joined.ops, joined.api_calls)
+    arrivals = find_arrivals(classify(joined, launches), launches)
+    if isinstance(arrivals, NotApplicable):
+        is_partial = (joined.meta.n_job_ranks or 0) > len(joined.ranks)
+        return Joined(joined, shift_ns, error_ns, True) if is_partial else arrivals
+    is_told = arrivals.basis == BY_LABEL or (joined.meta.n_job_ranks or 0) >= len(joined.ranks)
+    return Joined(joined, shift_ns, error_ns, is_told)
+
+
+def _step_numbers(trace: Trace) -> frozenset[int]:
+    """Return the numbers of a trace's steps, as far as ranges tell them."""
+    texts, slot = distinct_names(trace.ranges["name"])
+    number = np.array([_number_in(text) for text in texts] or [-1], np.int64)[slot]
+    is_ours = names_match(trace.ranges["name"], f"^{labels.STEP}$")
+    is_ours &= (trace.ranges["domain"] == labels.DOMAIN).to_numpy(bool)
+    payload = trace.ranges["payload"].to_numpy(np.int64, na_value=-1)
+    number = np.where(is_ours, payload, number)
+    return frozenset(np.unique(number[number >= 0]).tolist())
+
+
+def _number_in(text: str | None) -> int:
+    match = _NUMBERED_STEP.fullmatch(text or "")
+    return int(match[1]) if match else -1
+
+
+def _other_steps(traces: Sequence[Trace], steps: Sequence[frozenset[int]]) -> str | None:
+    """Return which files hold other steps than the first, None where all that number them hold the same."""
+    numbered = [(trace.meta.path, found) for trace, found in zip(traces, steps, strict=True) if found]
+    for path, found in numbered[1:]:
+        if found != numbered[0][1]:
+            return (
+                f"the files hold different steps: {numbered[0][0]} {_span(numbered[0][1])}, {path} {_span(found)};"
+                " record the same steps on all ranks"
+            )
+    return None
+
+
+def _span(steps: frozenset[int]) -> str:
+    return f"{plural(len(steps), 'step')} from {min(steps)} to {max(steps)}"
 
 
 def one_by_one(reason: str) -> NotApplicable:
@@ -179,7 +229,7 @@ def _differ(traces: Sequence[Trace]) -> str | None:
     return None
 
 
-def _offsets(joined: Trace, traces: Sequence[Trace]) -> Offsets | NotApplicable:
+def _offsets(joined: Trace, traces: Sequence[Trace], *, are_same_steps: bool) -> Offsets | NotApplicable:
     """Return how the clocks of files differ that were put together roughly."""
     launches = find_launches(joined.ops, joined.api_calls)
     joined = classify(joined, launches)
@@ -200,39 +250,43 @@ def _offsets(joined: Trace, traces: Sequence[Trace]) -> Offsets | NotApplicable:
     if offsets is None:
         return _cannot(
             "no collective is known to end on the ranks of all files at once (hops of a ring and other messages from"
-            " rank to rank do not), so how far their clocks differ cannot be told; a barrier or an all-reduce of all"
-            " ranks within the recording tells"
+            " rank to rank do not, and ops of which ranks do not have as many, or groups that some files do not name,"
+            " are not matched), so how far their clocks differ cannot be told; a barrier or an all-reduce of all ranks"
+            " within the recording tells"
         )
-    return _unbelievable(offsets) or offsets
+    return _unbelievable(offsets, are_same_steps=are_same_steps) or offsets
 
 
-def _unbelievable(offsets: Offsets) -> NotApplicable | None:
+def _unbelievable(offsets: Offsets, *, are_same_steps: bool) -> NotApplicable | None:
     """Return why clocks cannot differ as the ends of collectives say; None where they can."""
     if offsets.error_ns > MAX_END_SPREAD_NS:
         return _cannot(
-            f"collectives matched by their order end {format_ns(offsets.error_ns)} apart (median) on whatever clocks,"
-            " where the parts of one end together: they belong to different process groups, or to different steps"
+            f"collectives taken for the same end {format_ns(offsets.error_ns)} apart (median) on whatever clocks, where"
+            " the parts of one end together: they belong to different process groups, or to different steps"
         )
     most_ns = int(np.abs(offsets.shift_ns).max())
-    if most_ns > _MAX_WALL_CLOCK_ERROR_NS:
+    if most_ns > _MAX_WALL_CLOCK_ERROR_NS and not are_same_steps:
         return _cannot(
-            f"collectives matched by their order are {format_ns(most_ns)} apart, more than the wall clocks of hosts"
-            " differ: the files may hold different steps; record the same steps on all ranks"
+            f"collectives taken for the same are {format_ns(most_ns)} apart, more than the clocks of hosts should"
+            " differ, and no numbers of steps tell that the files hold the same ones; number the step ranges (as"
+            " ProfilerStep#3), or record with clocks that agree to 10 ms"
         )
     return None
 
 
-def counted_notes(traces: Sequence[Trace]) -> list[Note]:
+def counted_notes(traces: Sequence[Trace], *, are_joined: bool) -> list[Note]:
     """Return by what ranks are numbered that no file tells, where that is the order of several files.
 
     Args:
         traces: Traces as `number_ranks` returns them, in the order of the files.
+        are_joined: Whether what each file says of its own ranks is left out.
     """
     counted = [trace for trace in traces if not trace.ranks["is_recorded"].all()]
     paths = [trace.meta.path for trace in counted]
-    is_said = all(_COUNTED in {note.code for note in trace.meta.notes} for trace in counted)
-    is_in_order = paths == sorted(paths, key=_by_number)
-    if len(traces) < 2 or (is_said and is_in_order):
+    are_numbered = len({re.sub(r"\d+", "#", path) for path in paths}) == 1
+    is_in_order = not are_numbered or paths == sorted(paths, key=_by_number)
+    is_said = not are_joined and all(_COUNTED in {n.code for n in trace.meta.notes} for trace in counted)
+    if len(traces) < 2 or not counted or (is_said and is_in_order):
         return []
     text = "the files do not tell their ranks, which were counted in the order of the files"
     if not is_in_order:
@@ -242,6 +296,15 @@ def counted_notes(traces: Sequence[Trace]) -> list[Note]:
             " before 2): name them in the order of their ranks"
         )
     return [Note(_COUNTED, text)]
+
+
+def not_counted(notes: Sequence[Note]) -> list[Note]:
+    """Return a file's notes without how its ranks were counted, which `counted_notes` says of joined files.
+
+    Args:
+        notes: Notes of one file.
+    """
+    return [note for note in notes if note.code != _COUNTED]
 
 
 def _by_number(path: str) -> list[tuple[int, str]]:
@@ -264,7 +327,12 @@ def joined_notes(joined: Joined, traces: Sequence[Trace]) -> list[Note]:
         Note(
             "joined-clocks",
             f"the files were joined as ranks of one job: {how}, on which the parts of one collective end"
-            f" {format_ns(joined.error_ns)} apart (median)",
+            f" {format_ns(joined.error_ns)} apart (median)"
+            + (
+                ""
+                if joined.is_whole_told
+                else "; nothing says how many ranks the job has: all are taken to be here"
+            ),
         )
     ]
     if joined.trace.gpu_samples.empty and not all(trace.gpu_samples.empty for trace in traces):

@@ -26,6 +26,7 @@ from cptrace.intervals import BoolArray, Int64Array
 from cptrace.job import read_job
 from cptrace.names import finding_name
 from cptrace.outcome import NotApplicable
+from cptrace.peers import peers_missing
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times
 from cptrace.requests import WhatIfOptions
 from cptrace.trace import Trace
@@ -233,6 +234,8 @@ def _predict(case: Case, wanted: Sequence[WantedFix], options: WhatIfOptions) ->
         if found is not None:
             changes = combine(changes, found, case.recording.duration_ns)
             assumptions.append(f"{fix.diagnosis.code} mended: {fix.diagnosis.explanation.fix}")
+    if (unmatched := peers_missing(case.scope.arrivals)) is not None:
+        assumptions.append(unmatched.reason)
     scaled, said = _scaled(case, options)
     changes = combine(changes, scaled, case.recording.duration_ns)
     recorded, predicted = _times(case, Changes()), _times(case, changes)

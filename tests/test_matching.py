@@ -9,9 +9,12 @@ import pytest
 
 import cptrace
 from cptrace.exports import find_export
+from cptrace.exports.parts import of_rank
 from cptrace.process_groups import group_text, parse_group
 from tests.support.diagnosed import not_looked_for
 from tests.support.shared_traces import require_trace
+from tests.support.simulated_run import write
+from tests.support.simulated_schemes import ulysses
 from tests.support.synthetic_kineto import TinyTrace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -111,3 +114,19 @@ def test_groups_survive_the_export_to_kineto(tmp_path: Path) -> None:
 
 def test_reports_of_nsight_systems_tell_no_groups() -> None:
     assert cptrace.open_trace(require_trace("nsys/nsys-2026.2-ulysses-2gpu.sqlite")).ops["group"].isna().all()
+
+
+def test_a_group_without_a_name_is_known_by_its_ranks(tmp_path: Path) -> None:
+    trace = TinyTrace().kernel(GATHER, 0, 10, **{"Process Group Ranks": "[0, 2]", "Group size": 2})
+    assert cptrace.open_trace(trace.write(tmp_path / "t.json")).ops["group"].tolist() == [
+        " of 2 ranks [0, 2]"
+    ]
+
+
+def test_one_rank_cut_out_of_a_report_knows_the_size_of_its_job(tmp_path: Path) -> None:
+    hosts = ulysses(n_ranks=3)
+    trace = of_rank(cptrace.open_trace(write(hosts, tmp_path / "r.sqlite")), 1)
+    find_export("kineto").write(trace, tmp_path / "k.json")
+    again = cptrace.open_trace(tmp_path / "k.json")
+    assert again.meta.n_job_ranks == 3
+    assert again.ranks["rank"].tolist() == [1]

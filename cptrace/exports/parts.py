@@ -29,4 +29,5 @@ def of_rank(trace: Trace, rank: int) -> Trace:
         for frame in [getattr(trace, name)]
     }
     ops = trace.ops[trace.ops["rank"] == rank].reset_index(drop=True)
-    return replace(trace, ops=ops, ranks=ranks, **tables)
+    n_ranks = max(trace.meta.n_job_ranks or 0, len(trace.ranks))
+    return replace(trace, meta=replace(trace.meta, n_job_ranks=n_ranks), ops=ops, ranks=ranks, **tables)

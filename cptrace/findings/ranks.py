@@ -214,7 +214,7 @@ def _find_speeds(case: Case) -> RankSpeeds:
     found = {
         "compute": _ratios(case, is_compute, _per_share(case, duration, shares)),
         "as_recorded": _ratios(case, is_compute, duration),
-        "transfer": _ratios(case, _is_transfer(case) & case.scope.is_inside, case.recording.duration_ns),
+        "transfer": _ratios(case, _same_transfers(case), case.recording.duration_ns),
         "beside_attention": _ratios(case, beside, duration),
     }
     as_usual = np.ones(len(ranks))
@@ -267,6 +267,21 @@ def _is_transfer(case: Case) -> BoolArray:
     arrivals = case.scope.arrivals
     if not isinstance(arrivals, NotApplicable):
         which[arrivals.rows[arrivals.is_matched]] = True
+    return which
+
+
+def _same_transfers(case: Case) -> BoolArray:
+    """Return which transfers are compared: of sorts of which each rank has as many, bool of shape (N,).
+
+    Where the parts of some on other ranks were not found, one rank's may be others of the same name, of other sizes.
+    """
+    which = _is_transfer(case) & case.scope.is_inside
+    rows = np.flatnonzero(which)
+    counts = pd.crosstab(_sorts(case, rows), case.rank[rows]).reindex(
+        columns=list(case.scope.ranks), fill_value=0
+    )
+    even = counts.index[counts.min(axis=1) == counts.max(axis=1)]
+    which[rows[~np.isin(_sorts(case, rows), even)]] = False
     return which
 
 

@@ -119,6 +119,7 @@ def _finding(row: Row, gained: str) -> str:
         f"**{text(finding_name(row['code'], row['form']))}**",
         text(summary),
         text(gained),
+        text(f"{row['confidence']} confidence"),
         text(row["advice"]),
     ]
     return "- " + ". ".join(part.rstrip(".") for part in parts if part) + "."

@@ -145,11 +145,11 @@ def _groups(raw: RawEvents) -> pd.Categorical:
     codes, names = raw.coded("group_name")
     of_ranks, ranks = raw.coded("group_ranks")
     size = np.where(raw.is_there("group_size"), raw.ints("group_size"), 0)
-    told = np.flatnonzero(codes >= 0)
+    told = np.flatnonzero((codes >= 0) | (of_ranks >= 0))
     keys = pd.MultiIndex.from_arrays([codes[told], of_ranks[told], size[told]])
     slot, groups = pd.factorize(keys)
     texts = [
-        group_text(names[name], n_ranks, ranks[number] if number >= 0 else "")
+        group_text(names[name] if name >= 0 else "", n_ranks, ranks[number] if number >= 0 else "")
         for name, number, n_ranks in groups.tolist()
     ]
     found = np.full(raw.n_rows, -1, np.int64)

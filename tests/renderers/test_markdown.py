@@ -35,8 +35,8 @@ def test_a_report():
         "### Findings",
         "",
         "- **single-buffer**. one buffer. Mending it is predicted to save 200 ns per step: 1.00 us to 800 ns (-20.0 %)."
-        " mend it.",
-        "- **late-launch**. hosts are late. mend it.",
+        " 0.9 confidence. mend it.",
+        "- **late-launch**. hosts are late. 0.9 confidence. mend it.",
         "",
         "### Time of each rank",
         "",
