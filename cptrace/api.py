@@ -39,7 +39,7 @@ from cptrace.outcome import NotApplicable
 from cptrace.peers import Arrivals, peers_missing
 from cptrace.report import SECTIONS, Report, Row
 from cptrace.requests import AnalyzeOptions, CompareOptions, ReadOptions
-from cptrace.sources import Readings, read_trace
+from cptrace.sources import Readings, as_paths, read_trace
 from cptrace.timeline import Timeline
 from cptrace.trace import Note, Trace
 from cptrace.units import format_ns
@@ -86,8 +86,7 @@ def analyze(
         report.frame("ranks")[["rank", "comm_share", "overlap"]]
     """
     options = options or AnalyzeOptions()
-    files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    with Readings([Path(path) for path in files], options.read) as readings:
+    with Readings(as_paths(paths), options.read) as readings:
         return analyze_readings(readings, options)
 
 

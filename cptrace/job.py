@@ -21,7 +21,7 @@ from cptrace.clocks import Offsets, ends_together, find_offsets
 from cptrace.errors import TraceError
 from cptrace.intervals import Int64Array
 from cptrace.joined import join_traces
-from cptrace.launches import distinct_names, find_launches, names_match
+from cptrace.launches import Launches, distinct_names, find_launches, names_match
 from cptrace.matching import BY_LABEL, match_transfers
 from cptrace.outcome import NotApplicable
 from cptrace.peers import MAX_END_SPREAD_NS, find_arrivals
@@ -142,21 +142,35 @@ def join_job(traces: Sequence[Trace]) -> Joined | NotApplicable:
         return _cannot(odd)
     rough_ns = np.array(known, np.int64) - min(known)
     joined = join_traces(traces, rough_ns)
-    offsets = _offsets(joined, traces, are_same_steps=all(steps))
+    seen = _see(joined)
+    offsets = _offsets(seen, traces, are_same_steps=all(steps))
     if isinstance(offsets, NotApplicable):
         return offsets
     most_ns = int(np.abs(offsets.shift_ns).max())
     is_one_clock = most_ns <= max(offsets.error_ns, _ONE_CLOCK_NS)
     total_ns = rough_ns if is_one_clock else rough_ns + offsets.shift_ns
     total_ns = total_ns - total_ns.min()
-    joined = joined if is_one_clock else join_traces(traces, total_ns)
-    return _checked(joined, total_ns, max(offsets.error_ns, most_ns if is_one_clock else 0))
+    if is_one_clock:
+        return _checked(joined, seen, total_ns, max(offsets.error_ns, most_ns))
+    joined = join_traces(traces, total_ns)
+    return _checked(joined, _see(joined), total_ns, offsets.error_ns)
 
 
-def _checked(joined: Trace, shift_ns: Int64Array, error_ns: int) -> Joined | NotApplicable:
+class _Seen(NamedTuple):
+    """A classified trace and the launching call of each op."""
+
+    trace: Trace
+    launches: Launches
+
+
+def _see(trace: Trace) -> _Seen:
+    launches = find_launches(trace.ops, trace.api_calls)
+    return _Seen(classify(trace, launches), launches)
+
+
+def _checked(joined: Trace, seen: _Seen, shift_ns: Int64Array, error_ns: int) -> Joined | NotApplicable:
     """Return joined files, or why their times cannot be those of one job on one clock."""
-    launches = find_launches(joined.ops, joined.api_calls)
-    arrivals = find_arrivals(classify(joined, launches), launches)
+    arrivals = find_arrivals(*seen)
     if isinstance(arrivals, NotApplicable):
         is_partial = (joined.meta.n_job_ranks or 0) > len(joined.ranks)
         return Joined(joined, shift_ns, error_ns, True) if is_partial else arrivals
@@ -229,10 +243,9 @@ def _differ(traces: Sequence[Trace]) -> str | None:
     return None
 
 
-def _offsets(joined: Trace, traces: Sequence[Trace], *, are_same_steps: bool) -> Offsets | NotApplicable:
+def _offsets(seen: _Seen, traces: Sequence[Trace], *, are_same_steps: bool) -> Offsets | NotApplicable:
     """Return how the clocks of files differ that were put together roughly."""
-    launches = find_launches(joined.ops, joined.api_calls)
-    joined = classify(joined, launches)
+    joined, launches = seen
     rows = np.flatnonzero((joined.ops["role"] == COMM).to_numpy())
     clock_of = {rank: number for number, trace in enumerate(traces) for rank in trace.ranks["rank"].tolist()}
     rank = joined.ops["rank"].to_numpy()[rows]

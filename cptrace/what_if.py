@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from cptrace.outcome import NotApplicable
 from cptrace.peers import peers_missing
 from cptrace.replay import Changes, StepTimes, combine, replay, step_times
 from cptrace.requests import WhatIfOptions
+from cptrace.sources import as_paths
 from cptrace.trace import Trace
 
 SCHEMA: Final = "cptrace.whatif/1"
@@ -122,16 +122,12 @@ def whatif(
     """
     wanted = parse_fixes(options.fixes)
     check_factors(options)
-    trace = source if isinstance(source, Trace) else read_job(_paths(source), options.read)
+    trace = source if isinstance(source, Trace) else read_job(as_paths(source), options.read)
     missing = device_work_missing(trace, "whatif")
     if missing is not None:
         raise SourceError(f"cannot predict step times: {missing.reason}")
     case = make_case(make_scope(trace, options.scope))
     return _predict(case, wanted, options)
-
-
-def _paths(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    return [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(path) for path in source]
 
 
 class WantedFix(NamedTuple):

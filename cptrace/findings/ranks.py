@@ -138,6 +138,10 @@ def in_common_steps(case: Case) -> BoolArray:
     Args:
         case: Case.
     """
+    return case.remembered("common_steps", _find_common_steps)
+
+
+def _find_common_steps(case: Case) -> BoolArray:
     if not case.has_steps:
         return case.scope.is_inside
     op, step = case.steps
@@ -277,11 +281,10 @@ def _same_transfers(case: Case) -> BoolArray:
     """
     which = _is_transfer(case) & case.scope.is_inside
     rows = np.flatnonzero(which)
-    counts = pd.crosstab(_sorts(case, rows), case.rank[rows]).reindex(
-        columns=list(case.scope.ranks), fill_value=0
-    )
+    sort = _sorts(case, rows)
+    counts = pd.crosstab(sort, case.rank[rows]).reindex(columns=list(case.scope.ranks), fill_value=0)
     even = counts.index[counts.min(axis=1) == counts.max(axis=1)]
-    which[rows[~np.isin(_sorts(case, rows), even)]] = False
+    which[rows[~np.isin(sort, even)]] = False
     return which
 
 

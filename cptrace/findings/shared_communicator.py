@@ -10,9 +10,9 @@ import numpy as np
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
+from cptrace.findings.held_up import HeldUp, once_each, waited_last, waiting_evidence
 from cptrace.findings.rewire import (
     Edges,
-    HeldUp,
     are_other_channels,
     behind_needed,
     buffer_edges,
@@ -20,11 +20,8 @@ from cptrace.findings.rewire import (
     join,
     lanes,
     needed_edges,
-    once_each,
     stream_edges,
     transfers_served,
-    waited_last,
-    waiting_evidence,
 )
 from cptrace.findings.verdict import (
     calls_missing,

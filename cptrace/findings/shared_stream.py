@@ -11,15 +11,14 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
+from cptrace.findings.held_up import HeldUp, waiting_evidence
 from cptrace.findings.rewire import (
-    HeldUp,
     buffer_edges,
     is_free_of,
     is_sending,
     join,
     needed_edges,
     stream_edges,
-    waiting_evidence,
 )
 from cptrace.findings.verdict import (
     calls_missing,

@@ -11,15 +11,13 @@ from cptrace import labels
 from cptrace.findings.advice import scheme_name
 from cptrace.findings.case import Case, is_attention_work
 from cptrace.findings.finding import WARNING, Diagnosis, Explanation, Finding, Fix, ranks_text
+from cptrace.findings.held_up import HeldUp, once_each, waiting_evidence
 from cptrace.findings.rewire import (
     DOUBLE_BUFFER,
     Edges,
-    HeldUp,
     buffer_edges,
     join,
     needed_edges,
-    once_each,
-    waiting_evidence,
 )
 from cptrace.findings.verdict import (
     confidence_of,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SOURCES: Final[tuple[Source, ...]] = (nsys_sqlite.SOURCE, nsys_rep.SOURCE, kineto_json.SOURCE)
 
-__all__ = ["SOURCES", "Reading", "Readings", "Source", "read_trace", "start_reading"]
+__all__ = ["SOURCES", "Reading", "Readings", "Source", "as_paths", "read_trace", "start_reading"]
 
 
 def start_reading(path: Path, options: ReadOptions | None = None) -> Reading:
@@ -47,6 +47,15 @@ def read_trace(path: Path, options: ReadOptions | None = None) -> Trace:
     """
     with Readings([path], options) as readings:
         return next(iter(readings))
+
+
+def as_paths(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the paths that one path or several stand for.
+
+    Args:
+        source: Path or paths.
+    """
+    return [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(path) for path in source]
 
 
 class Readings:
